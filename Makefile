@@ -1,0 +1,44 @@
+# make bench   the benchmark tables          make test   the tests          make lint   ruff and mypy
+# Each sets up .venv first; `make setup` does only that, and nothing when nothing changed.
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin
+STAMP := $(VENV)/.setup-done
+CORE_SOURCES := CMakeLists.txt $(wildcard csrc/*)
+
+# A constraints file given with -c does not reach pip's build environments; the variable does.
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: setup bench test test-all lint format clean
+
+setup: $(STAMP)
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(STAMP): pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/bin/python
+	$(RUN)/pip install --quiet --editable '.[gpu,bench,transformers,dev]'
+	@touch $@
+
+bench: setup
+	$(RUN)/fulmen bench
+
+test: setup
+	$(RUN)/pytest -n 2 -m 'not slow'
+
+test-all: setup
+	$(RUN)/pytest -n 2
+
+lint: setup
+	$(RUN)/ruff check .
+	$(RUN)/ruff format --check .
+	$(RUN)/mypy
+
+format: setup
+	$(RUN)/ruff check --fix .
+	$(RUN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build

@@ -1,0 +1,15 @@
+"""Fulmen: linear-attention operators that are fast on whatever device the tensors are on."""
+
+from fulmen.backends import Backend, backends
+from fulmen.linear_attention import chunk_states, linear_attention, linear_attention_step
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Backend",
+    "__version__",
+    "backends",
+    "chunk_states",
+    "linear_attention",
+    "linear_attention_step",
+]

@@ -1,0 +1,5 @@
+import sys
+
+from fulmen.cli import main
+
+sys.exit(main())

@@ -1,0 +1,85 @@
+"""Which backends there are, which of them work on this machine, and which one a call gets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+_HALF_AND_SINGLE = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One way to run the operators, and whether it can run here.
+
+    Attributes:
+        name: what to pass as ``backend=``.
+        available: whether it works on this machine.
+        reason: why not, in one sentence; empty where it does.
+        devices: the device types it takes, or ("any",).
+        dtypes: the dtypes of q, k and v it takes.
+        auto: how it runs ``schedule="auto"``.
+    """
+
+    name: str
+    available: bool
+    reason: str
+    devices: tuple[str, ...]
+    dtypes: tuple[torch.dtype, ...]
+    auto: str
+
+    def refuses(self, device: str, dtype: torch.dtype) -> str:
+        """Why this backend cannot take tensors of ``dtype`` on ``device``; empty if it can."""
+        if not self.available:
+            return self.reason
+        if self.devices != ("any",) and device not in self.devices:
+            return f"it runs on {' and '.join(self.devices)} tensors, not on {device}"
+        if dtype not in self.dtypes:
+            return f"it takes {', '.join(map(str, self.dtypes))}, not {dtype}"
+        return ""
+
+
+_BACKENDS = {
+    backend.name: backend
+    for backend in (
+        Backend(
+            name="torch",
+            available=True,
+            reason="",
+            devices=("any",),
+            dtypes=(*_HALF_AND_SINGLE, torch.float64),
+            auto="chunks of 64 tokens, in segments that stay in cache (CPU) or fill the card",
+        ),
+        Backend(
+            name="reference",
+            available=True,
+            reason="",
+            devices=("any",),
+            dtypes=(*_HALF_AND_SINGLE, torch.float64),
+            auto="the recurrence, token by token, for every schedule: the specification, and slow",
+        ),
+    )
+}
+# What backend="auto" tries, in this order.
+_PREFERENCE = ("torch",)
+
+
+def backends() -> dict[str, Backend]:
+    """All backends by name, the unavailable ones with the reason why.
+
+    >>> fulmen.backends()["torch"].available
+    True
+    """
+    return dict(_BACKENDS)
+
+
+def choose(backend: str, device: str, dtype: torch.dtype) -> str:
+    """The backend that a call with tensors of ``dtype`` on ``device`` runs on."""
+    if backend == "auto":
+        return next(name for name in _PREFERENCE if not _BACKENDS[name].refuses(device, dtype))
+    if backend not in _BACKENDS:
+        raise ValueError(f"backend must be one of 'auto', {', '.join(map(repr, _BACKENDS))}; got {backend!r}")
+    if refusal := _BACKENDS[backend].refuses(device, dtype):
+        raise ValueError(f"backend {backend!r} cannot run this call: {refusal}")
+    return backend

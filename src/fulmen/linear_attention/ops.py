@@ -1,0 +1,255 @@
+"""The custom ops ``fulmen::*``: schema, results, gradient, and the way to a backend.
+
+An op allocates its results with the same function that its fake uses, and hands them to the backend to fill. The
+gradient of an op is an op of its own, so that torch.compile sees one node for it. Ops are defined on a
+``torch.library.Library``, whose calls cost a third of those of ``torch.library.custom_op``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fulmen.linear_attention.problem import Attention, Gradients, States, Step, state_dtype
+
+# A backend is a module with forward, backward, step, states_forward and states_backward, imported when first used.
+_MODULES = {
+    "reference": "fulmen.linear_attention.reference",
+    "torch": "fulmen.linear_attention.torch_chunked",
+}
+
+_library = torch.library.Library("fulmen", "DEF")
+
+
+def _implementation(backend: str) -> ModuleType:
+    return import_module(_MODULES[backend])
+
+
+def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    name = schema.partition("(")[0]
+
+    def run_without_autocast(*args: Any) -> Any:
+        # Autocast would reach the torch operations inside a backend and round what is computed in float32.
+        device = next(x for x in args if isinstance(x, Tensor)).device.type
+        if not torch.is_autocast_enabled(device):
+            return run(*args)
+        with torch.autocast(device, enabled=False):
+            return run(*args)
+
+    _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(name, run_without_autocast, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"fulmen::{name}", fake, lib=_library)
+
+
+def _define_gradient(name: str, backward: Callable[..., Any], keep: Callable[..., None]) -> None:
+    torch.library.register_autograd(f"fulmen::{name}", backward, setup_context=keep, lib=_library)
+
+
+def _new_gradients(p: Attention | States, decay: bool, decay_v: bool) -> Gradients:
+    def zeros(wanted: bool, x: Tensor | None) -> Tensor | None:
+        return x.new_zeros(x.shape, dtype=state_dtype(p.k.dtype)) if wanted and x is not None else None
+
+    return Gradients(
+        p.q.new_empty(p.q.shape) if isinstance(p, Attention) else None,
+        p.k.new_empty(p.k.shape),
+        p.v.new_empty(p.v.shape),
+        zeros(decay, p.decay),
+        zeros(decay_v, p.decay_v),
+        None if p.initial_state is None else p.initial_state.new_empty(p.initial_state.shape),
+    )
+
+
+def _returned(p: Attention | States, grads: Gradients) -> tuple[Tensor, ...]:
+    """The gradients as an op returns them: decays in their own dtype, and an empty tensor for what is None."""
+    if grads.decay is not None and p.decay is not None:
+        grads = grads._replace(decay=grads.decay.to(p.decay.dtype))
+    if grads.decay_v is not None and p.decay_v is not None:
+        grads = grads._replace(decay_v=grads.decay_v.to(p.decay_v.dtype))
+    return tuple(p.k.new_empty(0) if x is None else x for x in grads)
+
+
+# ---- linear_attention ------------------------------------------------------------------------------------------------
+
+
+def _attention_results(p: Attention, return_state: bool) -> tuple[Tensor, Tensor]:
+    state = p.q.new_empty(p.state_shape if return_state else (0,), dtype=state_dtype(p.q.dtype))
+    return p.v.new_empty(p.output_shape), state
+
+
+def _attention(*args: Any) -> tuple[Tensor, Tensor]:
+    *call, return_state, backend = args
+    p = Attention(*call)
+    output, state = _attention_results(p, return_state)
+    _implementation(backend).forward(p, output, state if return_state else None)
+    return output, state
+
+
+def _attention_fake(*args: Any) -> tuple[Tensor, Tensor]:
+    *call, return_state, _ = args
+    return _attention_results(Attention(*call), return_state)
+
+
+def _attention_backward(grad_output: Tensor | None, grad_state: Tensor | None, *args: Any) -> tuple[Tensor, ...]:
+    *call, decay_grad, decay_v_grad, backend = args
+    p = Attention(*call)
+    grads = _new_gradients(p, decay_grad, decay_v_grad)
+    _implementation(backend).backward(p, grad_output, grad_state, grads)
+    return _returned(p, grads)
+
+
+def _attention_backward_fake(grad_output: Tensor | None, grad_state: Tensor | None, *args: Any) -> tuple[Tensor, ...]:
+    *call, decay_grad, decay_v_grad, _ = args
+    p = Attention(*call)
+    return _returned(p, _new_gradients(p, decay_grad, decay_v_grad))
+
+
+def _attention_keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *call, ctx.return_state, ctx.backend = inputs
+    p = Attention(*call)
+    ctx.save_for_backward(p.q, p.k, p.v, p.decay, p.decay_v, p.initial_state, p.cu_seqlens)
+    ctx.scale, ctx.schedule = p.scale, p.schedule
+    ctx.set_materialize_grads(False)
+
+
+def _attention_gradient(ctx: Any, grad_output: Tensor | None, grad_state: Tensor | None) -> tuple[Tensor | None, ...]:
+    q, k, v, decay, decay_v, initial_state, cu_seqlens = ctx.saved_tensors
+    p = Attention(q, k, v, decay, decay_v, ctx.scale, initial_state, cu_seqlens, ctx.schedule)
+    grad_state = grad_state if ctx.return_state else None
+    wanted = dict(zip(Attention._fields, ctx.needs_input_grad, strict=False))
+    grads = Gradients(
+        *torch.ops.fulmen.linear_attention_backward(
+            grad_output, grad_state, *p, wanted["decay"], wanted["decay_v"], ctx.backend
+        )
+    )
+    by_name = {name: grad for name, grad in zip(Gradients._fields, grads, strict=True) if wanted[name]}
+    return *(by_name.get(name) for name in Attention._fields), None, None
+
+
+_ATTENTION_ARGS = """Tensor q, Tensor k, Tensor v, Tensor? decay, Tensor? decay_v, float scale,
+    Tensor? initial_state, Tensor? cu_seqlens, str schedule"""
+_define(
+    f"linear_attention({_ATTENTION_ARGS}, bool return_state, str backend) -> (Tensor, Tensor)",
+    _attention,
+    _attention_fake,
+)
+_define(
+    f"""linear_attention_backward(Tensor? grad_output, Tensor? grad_state, {_ATTENTION_ARGS},
+    bool decay_grad, bool decay_v_grad, str backend) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)""",
+    _attention_backward,
+    _attention_backward_fake,
+)
+_define_gradient("linear_attention", _attention_gradient, _attention_keep)
+
+
+# ---- linear_attention_step -------------------------------------------------------------------------------------------
+
+
+def _step(*args: Any) -> Tensor:
+    *call, backend = args
+    p = Step(*call)
+    output = p.v.new_empty(p.output_shape)
+    _implementation(backend).step(p, output)
+    return output
+
+
+def _step_fake(*args: Any) -> Tensor:
+    *call, _ = args
+    p = Step(*call)
+    return p.v.new_empty(p.output_shape)
+
+
+_define(
+    """linear_attention_step(Tensor q, Tensor k, Tensor v, Tensor(a!) state, Tensor? decay, Tensor? decay_v,
+    float scale, str backend) -> Tensor""",
+    _step,
+    _step_fake,
+)
+
+
+# ---- chunk_states ----------------------------------------------------------------------------------------------------
+
+
+def _states_result(p: States) -> Tensor:
+    return p.k.new_empty(p.states_shape, dtype=state_dtype(p.k.dtype))
+
+
+def _states(*args: Any) -> Tensor:
+    *call, backend = args
+    p = States(*call)
+    states = _states_result(p)
+    _implementation(backend).states_forward(p, states)
+    return states
+
+
+def _states_fake(*args: Any) -> Tensor:
+    *call, _ = args
+    return _states_result(States(*call))
+
+
+def _states_backward(states: Tensor, grad_states: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    *call, decay_grad, decay_v_grad, backend = args
+    p = States(*call)
+    grads = _new_gradients(p, decay_grad, decay_v_grad)
+    _implementation(backend).states_backward(p, states, grad_states, grads)
+    return _returned(p, grads)
+
+
+def _states_backward_fake(states: Tensor, grad_states: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    *call, decay_grad, decay_v_grad, _ = args
+    p = States(*call)
+    return _returned(p, _new_gradients(p, decay_grad, decay_v_grad))
+
+
+def _states_keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *call, ctx.backend = inputs
+    p = States(*call)
+    ctx.save_for_backward(output, p.k, p.v, p.decay, p.decay_v, p.initial_state)
+    ctx.chunk_size, ctx.schedule = p.chunk_size, p.schedule
+
+
+def _states_gradient(ctx: Any, grad_states: Tensor) -> tuple[Tensor | None, ...]:
+    states, k, v, decay, decay_v, initial_state = ctx.saved_tensors
+    p = States(k, v, decay, decay_v, initial_state, ctx.chunk_size, ctx.schedule)
+    wanted = dict(zip(States._fields, ctx.needs_input_grad, strict=False))
+    grads = Gradients(
+        *torch.ops.fulmen.chunk_states_backward(
+            states, grad_states, *p, wanted["decay"], wanted["decay_v"], ctx.backend
+        )
+    )
+    by_name = {name: grad for name, grad in zip(Gradients._fields, grads, strict=True) if wanted.get(name)}
+    return *(by_name.get(name) for name in States._fields), None
+
+
+_STATES_ARGS = """Tensor k, Tensor v, Tensor? decay, Tensor? decay_v, Tensor? initial_state, int chunk_size,
+    str schedule"""
+_define(f"chunk_states({_STATES_ARGS}, str backend) -> Tensor", _states, _states_fake)
+_define(
+    f"""chunk_states_backward(Tensor states, Tensor grad_states, {_STATES_ARGS}, bool decay_grad, bool decay_v_grad,
+    str backend) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)""",
+    _states_backward,
+    _states_backward_fake,
+)
+_define_gradient("chunk_states", _states_gradient, _states_keep)
+
+
+# ---- no double backward ----------------------------------------------------------------------------------------------
+
+
+def _no_double_backward(ctx: Any, *grads: Tensor | None) -> None:
+    raise RuntimeError(
+        "fulmen has no double backward: the gradients of linear_attention and chunk_states cannot be differentiated "
+        "again"
+    )
+
+
+def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    pass
+
+
+for _name in ("linear_attention_backward", "chunk_states_backward"):
+    _define_gradient(_name, _no_double_backward, _keep_nothing)
