@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,7 +48,9 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N,N,...",
         help="sequence lengths (default: 512,1024,2048,4096,8192)",
     )
-    bench.add_argument("--json", metavar="FILE", help="also write the figures, with the environment, to FILE")
+    bench.add_argument(
+        "--json", type=output_file, metavar="FILE", help="also write the figures, with the environment, to FILE"
+    )
     bench.set_defaults(run=run_bench)
     return parser
 
@@ -63,6 +66,16 @@ def run_bench(options: argparse.Namespace) -> None:
     from fulmen.bench.overview import run
 
     run(options.lengths, options.json)
+
+
+def output_file(text: str) -> Path:
+    """A path that can be written to: told now, not after minutes of work."""
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}")
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{path} is a folder")
+    return path
 
 
 def length_list(text: str) -> list[int]:

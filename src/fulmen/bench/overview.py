@@ -33,7 +33,7 @@ def inputs(length: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return normalize(q, dim=-1), normalize(k, dim=-1), v, -(2.0 ** -torch.arange(1, HEADS + 1) * 8).float()
 
 
-def run(lengths: list[int], json_path: str | None) -> None:
+def run(lengths: list[int], json_path: Path | None) -> None:
     """Check, time and print; with ``json_path`` also write the figures."""
     names = [name for name, backend in fulmen.backends().items() if not backend.refuses("cpu", torch.float32)]
     facts = environment()
@@ -75,7 +75,7 @@ def run(lengths: list[int], json_path: str | None) -> None:
             "error": errors,
             "import_seconds": import_seconds,
         }
-        Path(json_path).write_text(json.dumps(figures, indent=2) + "\n")
+        json_path.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 def prepare(names: list[str], length: int) -> dict[str, Callable[[], object]]:

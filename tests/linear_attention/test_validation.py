@@ -1,0 +1,165 @@
+"""Wrong input: the error names the argument, what it was and what it must be."""
+
+import pytest
+import torch
+
+import fulmen
+
+B, N, H, D, E = 2, 6, 4, 8, 5
+
+
+def attention(**changes):
+    given = {"q": torch.randn(B, N, H, D), "k": torch.randn(B, N, H, D), "v": torch.randn(B, N, H, E)}
+    return fulmen.linear_attention(**given | changes)
+
+
+def packed(bounds, **changes):
+    given = {"q": torch.randn(1, N, H, D), "k": torch.randn(1, N, H, D), "v": torch.randn(1, N, H, E)}
+    return fulmen.linear_attention(**given | {"cu_seqlens": torch.tensor(bounds)} | changes)
+
+
+def step(**changes):
+    given = {"q": torch.randn(B, H, D), "k": torch.randn(B, H, D), "v": torch.randn(B, H, E)}
+    return fulmen.linear_attention_step(**given | {"state": torch.randn(B, H, D, E)} | changes)
+
+
+def states(**changes):
+    return fulmen.chunk_states(**{"k": torch.randn(B, N, H, D), "v": torch.randn(B, N, H, E)} | changes)
+
+
+ATTENTION = [
+    ({"q": [1.0]}, TypeError, r"q must be a torch.Tensor \[B, N, H, D\]; got list"),
+    ({"k": None}, TypeError, r"k must be a torch.Tensor .* got NoneType"),
+    ({"q": torch.randn(B, N, D)}, ValueError, r"q must have 4 dimensions, \[B, N, H, D\]; got shape \[2, 6, 8\]"),
+    ({"v": torch.randn(B, N, H, E).long()}, TypeError, r"v must be float32, .*; got torch.int64"),
+    ({"k": torch.randn(B, N, H, D).half()}, TypeError, r"k must have the dtype of q, torch.float32; got torch.float16"),
+    ({"k": torch.randn(B, N, H, D, device="meta")}, ValueError, r"k must be on the device of q, cpu; got meta"),
+    ({"k": torch.randn(B, N, H, D).to_sparse()}, TypeError, r"k must be a dense tensor; got layout"),
+    (
+        {"v": torch.randn(B, N + 1, H, E)},
+        ValueError,
+        r"v must have the same B and N as q, .*; got shape \[2, 7, 4, 5\]",
+    ),
+    ({"v": torch.randn(1, N, H, E)}, ValueError, r"v must have the same B and N as q"),
+    ({"k": torch.randn(B, N, H, D + 1)}, ValueError, r"k must have the last dimension of q, 8; got shape"),
+    ({"v": torch.randn(B, N, H, 513)}, ValueError, r"v must have a last dimension of 1 to 512"),
+    ({"v": torch.randn(B, N, H, 0)}, ValueError, r"v must have a last dimension of 1 to 512"),
+    (
+        {"k": torch.randn(B, N, 3, D)},
+        ValueError,
+        r"k must have a number of heads that divides .* got 3 \(q: 4, k: 3, v: 4\)",
+    ),
+    ({"k": torch.randn(B, N, 0, D)}, ValueError, r"k must have a number of heads that divides"),
+    ({"decay": -0.5}, TypeError, r"decay must be a torch.Tensor or None; got float"),
+    ({"decay": torch.randn(H, device="meta")}, ValueError, r"decay must be on the device of q, k and v, cpu; got meta"),
+    ({"decay": torch.ones(H).int()}, TypeError, r"decay must be float32, .*; got torch.int32"),
+    (
+        {"decay": torch.randn(H + 1)},
+        ValueError,
+        r"decay must have shape \[H\] = \[4\] or \[B, N, H\] = \[2, 6, 4\] or \[B, N, H, D\] = .*; got \[5\]",
+    ),
+    ({"decay": torch.randn(1)}, ValueError, r"decay must have shape .* got \[1\]"),
+    ({"decay": torch.randn(B, H)}, ValueError, r"decay must have shape .* got \[2, 4\]"),
+    ({"decay": torch.randn(B, N, H, 1)}, ValueError, r"decay must have shape .* got \[2, 6, 4, 1\]"),
+    ({"decay_v": torch.randn(B, N, H)}, ValueError, r"decay_v must have shape \[B, N, H, E\] = \[2, 6, 4, 5\]; got"),
+    ({"decay_v": torch.randn(B, N, H, D)}, ValueError, r"decay_v must have shape"),
+    ({"scale": None}, TypeError, r"scale must be a real number; got None"),
+    ({"scale": torch.tensor(1.0)}, TypeError, r"scale must be a real number"),
+    (
+        {"initial_state": torch.randn(B, H, E, D)},
+        ValueError,
+        r"initial_state must have shape \[B, H, D, E\] = .*; got \[2, 4, 5, 8\]",
+    ),
+    (
+        {"initial_state": torch.randn(B, H, D, E).double()},
+        TypeError,
+        r"initial_state must be torch.float32 for torch.float32",
+    ),
+    ({"return_state": 1}, TypeError, r"return_state must be True or False; got 1"),
+    ({"schedule": "fast"}, ValueError, r"schedule must be one of 'auto', .*; got 'fast'"),
+    ({"schedule": None}, ValueError, r"schedule must be one of"),
+    ({"backend": "cuda"}, ValueError, r"backend must be one of 'auto', .*; got 'cuda'"),
+    ({"cu_seqlens": torch.tensor([0, N])}, ValueError, r"q, k and v must have B = 1 with cu_seqlens .*; got 2"),
+]
+
+
+@pytest.mark.parametrize(("changes", "error", "message"), ATTENTION)
+def test_linear_attention(changes, error, message):
+    with pytest.raises(error, match=message):
+        attention(**changes)
+
+
+def test_an_unknown_option_is_a_type_error():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'decays'"):
+        attention(decays=torch.randn(H))
+    with pytest.raises(TypeError, match="positional"):
+        fulmen.linear_attention(*[torch.randn(B, N, H, D)] * 4)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "error", "message"),
+    [
+        ([1, N], ValueError, r"cu_seqlens must start at 0; got 1"),
+        ([0, N - 1], ValueError, r"cu_seqlens must end at N = 6; got 5"),
+        ([0, 4, 2, N], ValueError, r"cu_seqlens must never decrease; got 2 after 4 at entry 2"),
+        ([0], ValueError, r"cu_seqlens must have one dimension and at least 2 entries"),
+        ([[0, N]], ValueError, r"cu_seqlens must have one dimension"),
+        ([0.0, float(N)], TypeError, r"cu_seqlens must be int32 or int64; got torch.float32"),
+    ],
+)
+def test_cu_seqlens(bounds, error, message):
+    with pytest.raises(error, match=message):
+        packed(bounds)
+
+
+def test_cu_seqlens_with_states_of_the_wrong_number():
+    with pytest.raises(ValueError, match=r"initial_state must have shape \[sequences, H, D, E\] = \[2, 4, 8, 5\]"):
+        packed([0, 2, N], initial_state=torch.randn(1, H, D, E))
+    with pytest.raises(TypeError, match=r"cu_seqlens must be a torch.Tensor"):
+        packed([0, N], cu_seqlens=[0, N])
+
+
+STEP = [
+    ({"q": torch.randn(B, 1, H, D)}, ValueError, r"q must have 3 dimensions, \[B, H, D\]"),
+    ({"v": torch.randn(B + 1, H, E)}, ValueError, r"v must have the same B as q"),
+    ({"state": None}, TypeError, r"state must be a torch.Tensor \[B, H, D, E\]; got None"),
+    ({"state": torch.randn(B, H, E, D)}, ValueError, r"state must have shape \[B, H, D, E\]"),
+    ({"state": torch.randn(B, H, D, E).half()}, TypeError, r"state must be torch.float32"),
+    ({"state": torch.randn(1, H, D, E).expand(B, -1, -1, -1)}, ValueError, r"state must have memory of its own"),
+    (
+        {"state": torch.randn(D, E, B, H).permute(2, 3, 0, 1)},
+        ValueError,
+        r"state must be dense \(stride 1\) along D or",
+    ),
+    ({"decay": torch.randn(B, H, E)}, ValueError, r"decay must have shape \[H\] = \[4\] or \[B, H\] = \[2, 4\] or"),
+    ({"decay_v": torch.randn(B, H)}, ValueError, r"decay_v must have shape \[B, H, E\]"),
+]
+
+
+@pytest.mark.parametrize(("changes", "error", "message"), STEP)
+def test_linear_attention_step(changes, error, message):
+    with pytest.raises(error, match=message):
+        step(**changes)
+
+
+STATES = [
+    ({"k": torch.randn(B, N, 3, D)}, ValueError, r"k must have a number of heads that divides"),
+    ({"decay": torch.randn(6)}, ValueError, r"k must have a number of heads that divides .*decay: 6"),
+    ({"decay": torch.randn(2)}, ValueError, r"decay must have shape \[H\] = \[4\]"),
+    ({"chunk_size": 0}, ValueError, r"chunk_size must be at least 1; got 0"),
+    ({"chunk_size": 16.0}, TypeError, r"chunk_size must be an integer; got 16.0"),
+    ({"schedule": "scan"}, ValueError, r"schedule must be one of"),
+    ({"initial_state": torch.randn(B, H, D)}, ValueError, r"initial_state must have shape"),
+]
+
+
+@pytest.mark.parametrize(("changes", "error", "message"), STATES)
+def test_chunk_states(changes, error, message):
+    with pytest.raises(error, match=message):
+        states(**changes)
+
+
+def test_an_error_inside_a_compiled_call_is_the_same():
+    call = torch.compile(packed, backend="eager")
+    with pytest.raises(ValueError, match="cu_seqlens must never decrease"):
+        call([0, 4, 2, N])

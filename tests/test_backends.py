@@ -1,0 +1,43 @@
+import pytest
+import torch
+
+import fulmen
+from fulmen.backends import Backend, choose
+
+
+def test_every_backend_says_what_it_takes_or_why_it_is_unavailable():
+    found = fulmen.backends()
+    assert {"reference", "torch"} <= set(found)
+    for name, backend in found.items():
+        assert backend.name == name
+        assert backend.devices
+        assert backend.dtypes
+        assert backend.auto
+        assert backend.available or backend.reason
+
+
+def test_the_list_is_a_copy():
+    fulmen.backends().clear()
+    assert fulmen.backends()
+
+
+def test_auto_never_chooses_the_reference():
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        assert choose("auto", "cpu", dtype) != "reference"
+        assert choose("auto", "xpu", dtype) == "torch"
+
+
+def test_a_backend_refuses_with_a_reason():
+    backend = Backend("x", True, "", ("cuda",), (torch.bfloat16,), "")
+    assert backend.refuses("cpu", torch.bfloat16) == "it runs on cuda tensors, not on cpu"
+    assert backend.refuses("cuda", torch.float64) == "it takes torch.bfloat16, not torch.float64"
+    assert backend.refuses("cuda", torch.bfloat16) == ""
+    assert (
+        Backend("x", False, "no compiler", ("cpu",), (torch.float32,), "").refuses("cpu", torch.float32)
+        == "no compiler"
+    )
+
+
+def test_an_unknown_backend():
+    with pytest.raises(ValueError, match="backend must be one of 'auto'"):
+        choose("fastest", "cpu", torch.float32)
