@@ -1,19 +1,204 @@
-// The C interface of the CPU core. No torch and no Python: the library is loaded with ctypes.
-#pragma once
+/* Fulmen's CPU core: linear attention behind a plain C interface.
+ *
+ *     S_t = diag(exp(a_t)) S_{t-1} diag(exp(c_t)) + k_t v_t^T        S is D x E, per sample and head
+ *     o_t = scale * q_t^T S_t
+ *
+ * One struct describes one call. Every field is 8 bytes wide, so that a struct is a plain sequence of 64-bit words
+ * (pointers, int64, one double) and a caller without a C compiler can pack it directly. Strides count elements, not
+ * bytes. A tensor whose data is NULL is absent. The feature dimension of every tensor is dense.
+ *
+ * Every call returns FULMEN_OK or a code that fulmen_error_text explains; an invalid struct writes nothing.
+ * Calls are thread-safe as long as they do not share a workspace or an output.
+ */
+#ifndef FULMEN_H
+#define FULMEN_H
 
-#if defined(_WIN32)
-#define FULMEN_API __declspec(dllexport)
-#else
+#include <stdint.h>
+
+#if defined(__GNUC__)
 #define FULMEN_API __attribute__((visibility("default")))
+#else
+#define FULMEN_API
 #endif
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-// The widest instruction set of this CPU that the core distinguishes: "avx512", "avx2", "neon" or "baseline".
-FULMEN_API const char* fulmen_cpu_isa(void);
+#define FULMEN_ABI_VERSION 1
+#define FULMEN_MAX_FEATURES 512 /* D and E run from 1 to this */
+
+enum fulmen_dtype { FULMEN_FLOAT32 = 0, FULMEN_BFLOAT16 = 1, FULMEN_FLOAT16 = 2 };
+
+/* What the key-axis decay varies over. The value-axis decay is NONE or FEATURE. */
+enum fulmen_decay_form {
+    FULMEN_DECAY_NONE = 0,
+    FULMEN_DECAY_HEAD = 1,   /* [H]          only stride_head is read */
+    FULMEN_DECAY_TOKEN = 2,  /* [B, N, H]    */
+    FULMEN_DECAY_FEATURE = 3 /* [B, N, H, D] */
+};
+
+enum fulmen_schedule {
+    FULMEN_AUTO = 0,
+    FULMEN_RECURRENT = 1, /* token by token */
+    FULMEN_LOOP = 2,      /* chunk by chunk, N never cut */
+    FULMEN_PARALLEL = 3,  /* N cut into segments: summarise, fold, run (unless deterministic) */
+    FULMEN_RECOMPUTE = 4  /* as AUTO: the backward never keeps states of the forward */
+};
+
+enum fulmen_status {
+    FULMEN_OK = 0,
+    FULMEN_BAD_VERSION = 1,
+    FULMEN_BAD_SIZE = 2,
+    FULMEN_BAD_HEADS = 3,
+    FULMEN_BAD_DTYPE = 4,
+    FULMEN_BAD_DECAY = 5,
+    FULMEN_BAD_SEQUENCES = 6,
+    FULMEN_BAD_OPTION = 7,
+    FULMEN_MISSING_TENSOR = 8,
+    FULMEN_BAD_STATE = 9,
+    FULMEN_SMALL_WORKSPACE = 10
+};
+
+/* [B, N, heads, features]; an absent dimension has stride 0. */
+typedef struct {
+    void *data;
+    int64_t dtype;
+    int64_t stride_batch;
+    int64_t stride_token;
+    int64_t stride_head;
+} fulmen_tensor;
+
+/* [B or S, H, D, E], float32, any strides. */
+typedef struct {
+    float *data;
+    int64_t stride_batch;
+    int64_t stride_head;
+    int64_t stride_row;    /* from d to d + 1 */
+    int64_t stride_column; /* from e to e + 1 */
+} fulmen_state;
+
+/* The part that every call on whole sequences has in common. */
+typedef struct {
+    int64_t abi_version; /* FULMEN_ABI_VERSION */
+    int64_t batch;       /* B; 1 when sequences are packed */
+    int64_t tokens;      /* N */
+    int64_t heads;       /* H; each of the next three divides it, head h reads head h / (H / Hx) */
+    int64_t query_heads;
+    int64_t key_heads;
+    int64_t value_heads;
+    int64_t key_features;      /* D */
+    int64_t value_features;    /* E */
+    int64_t sequences;         /* S, or 0 when not packed */
+    const int64_t *cu_seqlens; /* S + 1 offsets from 0 to N, non-decreasing; NULL when not packed */
+    int64_t schedule;
+    int64_t deterministic; /* nonzero: N is never cut, so bits do not depend on the number of threads */
+    int64_t threads;       /* at least 1 */
+    int64_t decay_form;
+    int64_t decay_v_form;
+    double scale;
+    fulmen_tensor q, k, v; /* one dtype */
+    fulmen_tensor decay;   /* natural logarithms; each of the two has its own dtype */
+    fulmen_tensor decay_v;
+    fulmen_state initial_state; /* optional */
+    void *workspace;            /* 64-byte aligned; its contents before and after the call do not matter */
+    int64_t workspace_bytes;    /* at least what the call's workspace function returns */
+} fulmen_problem;
+
+typedef struct {
+    fulmen_problem problem;
+    fulmen_tensor output;     /* [B, N, H, E], q's dtype or float32 */
+    fulmen_state final_state; /* optional; must not overlap initial_state */
+} fulmen_attention_forward_call;
+
+typedef struct {
+    fulmen_problem problem;
+    fulmen_tensor grad_output; /* optional; q's dtype or float32 */
+    fulmen_state grad_state;   /* optional: the gradient of the final state */
+    fulmen_tensor dq, dk, dv;  /* shaped as q, k, v; q's dtype or float32; any of them may be absent */
+    fulmen_tensor ddecay;      /* optional, float32, shaped as decay ([H]: summed over B and N) */
+    fulmen_tensor ddecay_v;    /* optional, float32, shaped as decay_v */
+    fulmen_state dinitial;     /* optional */
+} fulmen_attention_backward_call;
+
+/* chunk_states: problem.q is ignored (query_heads = heads), scale too. `states` is [B, H, chunks + 1, D, E] float32
+ * with dense D x E matrices: the state that enters each chunk, and the final one last; chunks = ceil(N / chunk_size).
+ * Not for packed sequences. */
+typedef struct {
+    fulmen_problem problem;
+    int64_t chunk_size;
+    float *states;
+    int64_t stride_batch;
+    int64_t stride_head;
+    int64_t stride_chunk;
+} fulmen_states_forward_call;
+
+typedef struct {
+    fulmen_problem problem;
+    int64_t chunk_size;
+    const float *states; /* what the forward call returned */
+    int64_t stride_batch;
+    int64_t stride_head;
+    int64_t stride_chunk;
+    const float *grad_states; /* same shape, own strides, dense matrices */
+    int64_t grad_stride_batch;
+    int64_t grad_stride_head;
+    int64_t grad_stride_chunk;
+    fulmen_tensor dk, dv, ddecay, ddecay_v; /* as in the attention backward */
+    fulmen_state dinitial;
+} fulmen_states_backward_call;
+
+/* One token: tensors are [B, heads, features] (stride_token is ignored), decay is [H], [B, H] or [B, H, D].
+ * The state is updated in place and must have D or E dense. Needs no workspace. */
+typedef struct {
+    int64_t abi_version;
+    int64_t batch;
+    int64_t heads;
+    int64_t query_heads;
+    int64_t key_heads;
+    int64_t value_heads;
+    int64_t key_features;
+    int64_t value_features;
+    int64_t threads;
+    int64_t decay_form; /* HEAD and TOKEN both mean one value per head; stride_batch = 0 when it is [H] */
+    int64_t decay_v_form;
+    double scale;
+    fulmen_tensor q, k, v, decay, decay_v;
+    fulmen_state state;
+    fulmen_tensor output; /* [B, H, E], q's dtype or float32 */
+} fulmen_step_call;
+
+FULMEN_API int64_t fulmen_abi_version(void);
+FULMEN_API const char *fulmen_error_text(int64_t status);
+
+FULMEN_API int64_t fulmen_attention_forward(const fulmen_attention_forward_call *call);
+FULMEN_API int64_t fulmen_attention_backward(const fulmen_attention_backward_call *call);
+FULMEN_API int64_t fulmen_states_forward(const fulmen_states_forward_call *call);
+FULMEN_API int64_t fulmen_states_backward(const fulmen_states_backward_call *call);
+FULMEN_API int64_t fulmen_step(const fulmen_step_call *call);
+
+/* Bytes of workspace that the same struct needs (its workspace fields are ignored); negative: minus a status. */
+FULMEN_API int64_t fulmen_attention_forward_workspace(const fulmen_attention_forward_call *call);
+FULMEN_API int64_t fulmen_attention_backward_workspace(const fulmen_attention_backward_call *call);
+FULMEN_API int64_t fulmen_states_forward_workspace(const fulmen_states_forward_call *call);
+FULMEN_API int64_t fulmen_states_backward_workspace(const fulmen_states_backward_call *call);
+
+/* ISA builds inside this library, best first: fulmen_isa_name(0 .. fulmen_isa_count() - 1). At load the first that
+ * this machine supports is chosen, or the one named by the environment variable FULMEN_ISA. */
+FULMEN_API int64_t fulmen_isa_count(void);
+FULMEN_API const char *fulmen_isa_name(int64_t index);
+FULMEN_API int64_t fulmen_isa_supported(int64_t index); /* 1 when this machine has the instructions */
+FULMEN_API int64_t fulmen_isa_current(void);            /* index of the build in use */
+FULMEN_API int64_t fulmen_isa_select(int64_t index);    /* returns 1, or 0 when the machine lacks the instructions */
+FULMEN_API int64_t fulmen_isa_self_check(int64_t index); /* 1 when a small forward and backward come out right */
+FULMEN_API int64_t fulmen_has_openmp(void);
+
+/* Multiply-adds in registers on every thread, to be timed: the peak of the build in use. Returns how many
+ * floating-point operations were done. */
+FULMEN_API int64_t fulmen_fma_burst(int64_t rounds, int64_t threads);
 
 #ifdef __cplusplus
 }
+#endif
+
 #endif

@@ -21,6 +21,11 @@ ALL_FORMS = (*FORMS, "value", "head+value", "token+value")
 # The largest error allowed, relative to the largest magnitude of the exact tensor. For 16-bit types it is half a unit
 # in the last place of a result, no more; for float32 it is what e^-90 costs (its exponent is known to 90 · 6e-8).
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 2**-8, torch.float16: 2**-11}
+# In float32 the gradient of a decay [H] is one number for all tokens of all samples, whose terms are of either sign.
+TOLERANCE_PER_HEAD = 1e-4
+# The tolerances above are relative to the result. Terms of a decay's gradient are of order 1 before the decay weighs
+# them; where it leaves less than this of them, float32 rounding of the terms (1e-7) is what counts.
+SMALLEST_DECAY_GRADIENT = 1e-2
 
 
 @dataclass(frozen=True)
@@ -161,11 +166,15 @@ def assert_close(results: dict[str, Tensor], expected: dict[str, Tensor], what: 
         assert got.shape == want.shape, f"{what} {name}: shape {list(got.shape)}, expected {list(want.shape)}"
         assert torch.isfinite(got).all(), f"{what} {name} is not finite"
         error, tolerance = relative_error(got, want), TOLERANCE[got.dtype]
+        if name.startswith("ddecay") and got.dtype == torch.float32:
+            error = relative_error(got, want, SMALLEST_DECAY_GRADIENT)
+            tolerance = TOLERANCE_PER_HEAD if want.ndim == 1 else tolerance
         assert error <= tolerance, f"{what} {name}: off by {error:.1e}, allowed {tolerance:.1e}"
 
 
-def relative_error(got: Tensor, want: Tensor) -> float:
+def relative_error(got: Tensor, want: Tensor, smallest: float = 1e-30) -> float:
+    """The largest error over the largest magnitude, or over ``smallest`` where that is larger. Below 1e-30 (what is
+    left of a state after e^-90 a few times over) float32 runs out of digits."""
     if want.numel() == 0:
         return 0.0
-    # Below 1e-30 float32 runs out of digits: what is left of a state after e^-90 a few times over.
-    return (got.double() - want).abs().max().item() / max(want.abs().max().item(), 1e-30)
+    return (got.double() - want).abs().max().item() / max(want.abs().max().item(), smallest)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
+from functools import cache
 
 import torch
+
+from fulmen import core
 
 _HALF_AND_SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -44,6 +48,14 @@ _BACKENDS = {
     backend.name: backend
     for backend in (
         Backend(
+            name="native",
+            available=core.core is not None,
+            reason=core.why_unavailable,
+            devices=("cpu",),
+            dtypes=_HALF_AND_SINGLE,
+            auto="one task per head; fewer heads than threads: slices of E, then segments of N",
+        ),
+        Backend(
             name="torch",
             available=True,
             reason="",
@@ -62,7 +74,7 @@ _BACKENDS = {
     )
 }
 # What backend="auto" tries, in this order.
-_PREFERENCE = ("torch",)
+_PREFERENCE = ("native", "torch")
 
 
 def backends() -> dict[str, Backend]:
@@ -74,9 +86,16 @@ def backends() -> dict[str, Backend]:
     return dict(_BACKENDS)
 
 
+@cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, stacklevel=4)
+
+
 def choose(backend: str, device: str, dtype: torch.dtype) -> str:
     """The backend that a call with tensors of ``dtype`` on ``device`` runs on."""
     if backend == "auto":
+        if device == "cpu" and core.why_unavailable and not torch.compiler.is_compiling():
+            _warn_once(f"the torch backend serves CPU tensors, several times slower: {core.why_unavailable}")
         return next(name for name in _PREFERENCE if not _BACKENDS[name].refuses(device, dtype))
     if backend not in _BACKENDS:
         raise ValueError(f"backend must be one of 'auto', {', '.join(map(repr, _BACKENDS))}; got {backend!r}")

@@ -40,13 +40,21 @@ def build_parser() -> argparse.ArgumentParser:
     env.add_argument("--json", action="store_true", help="print JSON")
     env.set_defaults(run=run_env)
 
-    bench = commands.add_parser("bench", help="time linear_attention on every backend against softmax attention")
+    bench = commands.add_parser("bench", help="measure: backends against each other, or against the machine's limits")
+    bench.add_argument(
+        "suite",
+        nargs="?",
+        choices=("overview", "limits"),
+        default="overview",
+        help="overview: every backend against softmax attention (default); limits: the native kernels against what the "
+        "machine can do",
+    )
     bench.add_argument(
         "--lengths",
         type=length_list,
         default=[512, 1024, 2048, 4096, 8192],
         metavar="N,N,...",
-        help="sequence lengths (default: 512,1024,2048,4096,8192)",
+        help="sequence lengths of the overview (default: 512,1024,2048,4096,8192)",
     )
     bench.add_argument(
         "--json", type=output_file, metavar="FILE", help="also write the figures, with the environment, to FILE"
@@ -63,9 +71,14 @@ def run_env(options: argparse.Namespace) -> None:
 
 
 def run_bench(options: argparse.Namespace) -> None:
-    from fulmen.bench.overview import run
+    if options.suite == "limits":
+        from fulmen.bench import limits
 
-    run(options.lengths, options.json)
+        limits.run(options.json)
+    else:
+        from fulmen.bench import overview
+
+        overview.run(options.lengths, options.json)
 
 
 def output_file(text: str) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import fulmen
-from fulmen import core
+from fulmen.core import core
 
 
 def environment() -> dict[str, Any]:
@@ -23,7 +23,7 @@ def environment() -> dict[str, Any]:
             "model": cpu_model(),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
-            "isa": core.isa() or torch.backends.cpu.get_cpu_capability().lower(),
+            "isa": core.isa if core else torch.backends.cpu.get_cpu_capability().lower(),
         },
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "backends": {

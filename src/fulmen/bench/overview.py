@@ -9,13 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.progress import Progress
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import fulmen
 from fulmen.bench.measure import Timing, interleaved, peak_bytes
+from fulmen.bench.progress import Steps
 from fulmen.environment import describe, environment
 
 BATCH, HEADS, DIM = 1, 16, 128
@@ -41,11 +40,9 @@ def run(lengths: list[int], json_path: Path | None) -> None:
     errors = {name: error_against_float64(name) for name in names}
     times: dict[int, dict[str, Timing]] = {}
     workspace: dict[int, dict[str, float]] = {}
-    # Without a terminal the bar stays silent; the tables are the output.
-    bar = Progress(*Progress.get_default_columns(), console=Console(stderr=True), transient=True)
-    bar.disable = not sys.stderr.isatty()
-    with bar, torch.inference_mode():
-        for length in bar.track(lengths, description="linear_attention against softmax attention"):
+    with Steps(len(lengths)) as steps, torch.inference_mode():
+        for length in lengths:
+            steps.begin(f"linear_attention against softmax attention, n = {length}")
             calls = runnable(prepare(names, length), times, length)
             times[length] = interleaved(calls, SECONDS_PER_LENGTH)
             output_bytes = BATCH * length * HEADS * DIM * 4

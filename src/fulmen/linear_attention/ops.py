@@ -19,6 +19,7 @@ from fulmen.linear_attention.problem import Attention, Gradients, States, Step, 
 
 # A backend is a module with forward, backward, step, states_forward and states_backward, imported when first used.
 _MODULES = {
+    "native": "fulmen.linear_attention.native",
     "reference": "fulmen.linear_attention.reference",
     "torch": "fulmen.linear_attention.torch_chunked",
 }

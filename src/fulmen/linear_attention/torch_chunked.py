@@ -5,7 +5,7 @@ A sequence is walked in segments, and a segment is cut into chunks. In a chunk, 
     o_i   = q_i·(e^{b_i} ⊙ S_in) + Σ_{j≤i} (q_i ⊙ e^{b_i-b_j})·k_j v_j
     S_out = e^{b_C} ⊙ S_in + Σ_j (e^{b_C-b_j} ⊙ k_j) v_jᵀ
 
-where every e^{...} is a running product (:mod:`fulmen.linear_attention.weights`) and the sum over j ≤ i is
+where the weights e^{...} are built by doubling (:mod:`fulmen.linear_attention.weights`) and the sum over j ≤ i is
 :mod:`fulmen.linear_attention.inside_chunk`. A segment of one chunk is the "loop" schedule, a segment of all chunks
 "parallel"; "auto" takes as many as stay in cache, so that the workspace does not grow with the sequence; "recurrent"
 has chunks of one token. The backward keeps one state for each segment and recomputes the rest.

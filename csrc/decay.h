@@ -1,0 +1,237 @@
+// Decay weights inside a chunk of 16 tokens, and what a chunk does with them.
+//
+// A weight between two tokens is a running product of e^a, each factor in [0, 1] for a <= 0: no quotient and no
+// difference of sums, so that -inf is an exact 0 and magnitudes may mix.
+//
+// One decay value per token needs a 16 x 16 table of weights. One per token and feature has a table for every
+// feature; instead, adjacent stretches of tokens meet in the middle: when i lies in the second stretch and j in the
+// first, their weight is (product from the second's start up to i) * (product after j to the first's end). Stretches of
+// 1, 2, 4 and 8 tokens cover every pair j < i once, and doubling a stretch multiplies by its neighbour's total.
+#pragma once
+
+#include <math.h>
+
+#include "gemm.h"
+
+namespace fulmen {
+namespace FULMEN_ISA {
+
+constexpr int kChunk = kPanel;  // a chunk is one block of tokens
+constexpr int kVecs = kPanel / kLanes;
+
+// ---- one value per token ----
+
+struct ScalarWeights {
+    float pair[kBlock];    // [j][i]: from token j to token i >= j, 0 where i < j
+    float prefix[kChunk];  // from the state that enters the chunk to token i
+    float suffix[kChunk];  // from token j to the state that leaves
+    float factor[kChunk];  // of each token
+    float total;
+};
+
+// log_decay has 16 values, 0 behind the last token.
+static inline void scalar_weights(const float *log_decay, ScalarWeights &w) {
+    for (int v = 0; v < kChunk; v += kLanes) store(w.factor + v, exp(load(log_decay + v)));
+    double sum = 0, product = 1;
+    for (int i = 0; i < kChunk; ++i) {
+        sum += log_decay[i];
+        product *= w.factor[i];
+        w.prefix[i] = (float)product;
+    }
+    // exp of the sum rather than the product: the rounding of equal factors would add up over thousands of chunks.
+    w.total = (float)::exp(sum);
+    Vec row[kVecs] = {};
+    for (int j = kChunk - 1; j >= 0; --j) {
+        for (int v = 0; v < kVecs; ++v) {
+            IntVec own = lane_numbers() + v * kLanes == j;
+            row[v] = select(own, broadcast(1.0f), row[v]);
+            store(w.pair + j * kPanel + v * kLanes, row[v]);
+            row[v] *= w.factor[j];
+        }
+        w.suffix[j] = w.pair[j * kPanel + kChunk - 1];
+    }
+}
+
+// A weight of 0 forgets exactly: not even NaN passes it.
+static inline void weigh_pairs(float *pairs, const float *weights) {
+    for (int x = 0; x < kBlock; x += kLanes) {
+        Vec w = load(weights + x);
+        store(pairs + x, select(w == Vec{}, Vec{}, load(pairs + x) * w));
+    }
+}
+
+static inline void weigh_rows(float *block, const float *weights) {
+    for (int r = 0; r < kChunk; ++r)
+        for (int v = 0; v < kVecs; ++v) {
+            float *x = block + r * kPanel + v * kLanes;
+            store(x, load(x) * weights[r]);
+        }
+}
+
+// The gradient of each token's decay from pairs inside the chunk: the sum over j < t <= i of pair gradients
+// scores * grads, both [j][i], one of the two weighted.
+static inline void scalar_gradient(const float *scores, const float *grads, float *gradient) {
+    Vec from[kVecs] = {};  // sum over j < t of pair (j, i), for each i
+    for (int t = 0; t < kChunk; ++t) {
+        Vec crossing = {};
+        for (int v = 0; v < kVecs; ++v) {
+            IntVec behind = lane_numbers() + v * kLanes >= t;
+            crossing += select(behind, from[v], Vec{});
+            const int x = t * kPanel + v * kLanes;
+            from[v] += load(scores + x) * load(grads + x);
+        }
+        gradient[t] = sum_lanes(crossing);
+    }
+}
+
+// ---- one value per token and feature: all blocks are [token][16 features] ----
+
+struct Row {
+    Vec x[kVecs];
+};
+FULMEN_INLINE Row load_row(const float *block, int r) {
+    Row row;
+    for (int v = 0; v < kVecs; ++v) row.x[v] = load(block + r * kPanel + v * kLanes);
+    return row;
+}
+FULMEN_INLINE void store_row(float *block, int r, Row row) {
+    for (int v = 0; v < kVecs; ++v) store(block + r * kPanel + v * kLanes, row.x[v]);
+}
+FULMEN_INLINE Row operator*(Row a, Row b) {
+    for (int v = 0; v < kVecs; ++v) a.x[v] *= b.x[v];
+    return a;
+}
+FULMEN_INLINE Row operator*(float a, Row b) {
+    for (int v = 0; v < kVecs; ++v) b.x[v] *= a;
+    return b;
+}
+FULMEN_INLINE Row operator+(Row a, Row b) {
+    for (int v = 0; v < kVecs; ++v) a.x[v] += b.x[v];
+    return a;
+}
+
+// Logarithms to factors, in place; total = exp of their sum over the chunk, one per feature.
+static inline void feature_factors(float *block, float *total) {
+    Row sum = {};
+    for (int t = 0; t < kChunk; ++t) {
+        Row row = load_row(block, t);
+        sum = sum + row;
+        for (int v = 0; v < kVecs; ++v) row.x[v] = exp(row.x[v]);
+        store_row(block, t, row);
+    }
+    for (int v = 0; v < kVecs; ++v) sum.x[v] = exp(sum.x[v]);
+    store_row(total, 0, sum);
+}
+
+// block[i] *= product of factors up to and including i
+static inline void weigh_by_prefix(float *block, const float *factors) {
+    Row weight = load_row(factors, 0);
+    for (int t = 0; t < kChunk; ++t) {
+        if (t > 0) weight = weight * load_row(factors, t);
+        store_row(block, t, load_row(block, t) * weight);
+    }
+}
+
+// block[j] *= product of factors after j
+static inline void weigh_by_suffix(float *block, const float *factors) {
+    Row weight = load_row(factors, kChunk - 1);
+    for (int t = kChunk - 2; t >= 0; --t) {
+        store_row(block, t, load_row(block, t) * weight);
+        weight = weight * load_row(factors, t);
+    }
+}
+
+// Calls meet(start, half) for every two stretches [start, start + half) and [start + half, start + 2 half) that meet,
+// with `later` weighted from its stretch's start and `earlier` weighted to its stretch's end.
+template <class Meet>
+FULMEN_INLINE void for_each_meeting(Row (&later)[kChunk], Row (&earlier)[kChunk], Row (&total)[kChunk], Meet meet) {
+    for (int t = 0; t < kChunk; ++t) later[t] = later[t] * total[t];
+    for (int half = 1; half < kChunk; half *= 2)
+        for (int start = 0; start < kChunk; start += 2 * half) {
+            const int middle = start + half;
+            meet(start, half);
+            for (int i = middle; i < middle + half; ++i) later[i] = later[i] * total[start];
+            for (int j = start; j < middle; ++j) earlier[j] = earlier[j] * total[middle];
+            total[start] = total[start] * total[middle];
+        }
+}
+
+// pairs[16 i + j] += the vectors whose lanes add up to sum over features of later_i * weight_ij * earlier_j, j <= i.
+static inline void feature_pairs(const float *later, const float *earlier, const float *factors, Vec *pairs) {
+    Row q[kChunk], k[kChunk], total[kChunk];
+    for (int t = 0; t < kChunk; ++t) {
+        q[t] = load_row(later, t);
+        k[t] = load_row(earlier, t);
+        total[t] = load_row(factors, t);
+    }
+    auto add = [&](int i, int j) {
+        Vec sum = pairs[i * kChunk + j];
+        for (int v = 0; v < kVecs; ++v) sum += q[i].x[v] * k[j].x[v];
+        pairs[i * kChunk + j] = sum;
+    };
+    for (int t = 0; t < kChunk; ++t) add(t, t);
+    for_each_meeting(q, k, total, [&](int start, int half) {
+        for (int i = start + half; i < start + 2 * half; ++i)
+            for (int j = start; j < start + half; ++j) add(i, j);
+    });
+}
+
+// out_i = sum over j <= i of matrix_ji * weight_ij * earlier_j; matrix is [j][i].
+static inline void feature_mix(const float *matrix, const float *earlier, const float *factors, float *out) {
+    Row weight[kChunk], k[kChunk], total[kChunk];
+    for (int t = 0; t < kChunk; ++t) {
+        for (int v = 0; v < kVecs; ++v) weight[t].x[v] = broadcast(1.0f);
+        k[t] = load_row(earlier, t);
+        total[t] = load_row(factors, t);
+        store_row(out, t, matrix[t * kPanel + t] * k[t]);
+    }
+    for_each_meeting(weight, k, total, [&](int start, int half) {
+        for (int i = start + half; i < start + 2 * half; ++i) {
+            Row sum = {};
+            for (int j = start; j < start + half; ++j) sum = sum + matrix[j * kPanel + i] * k[j];
+            store_row(out, i, load_row(out, i) + weight[i] * sum);
+        }
+    });
+}
+
+// The gradients that pairs inside the chunk send back to earlier_j and to the decay of each token:
+//     out_j      = sum over i >= j of matrix_ji * weight_ij * later_i
+//     gradient_t = sum over j < t <= i of matrix_ji * weight_ij * later_i * earlier_j    (null: not wanted)
+static inline void feature_mix_back(const float *matrix, const float *later, const float *earlier,
+                                    const float *factors, float *out, float *gradient) {
+    Row q[kChunk], k[kChunk], total[kChunk], suffix[kChunk];
+    for (int t = 0; t < kChunk; ++t) {
+        q[t] = load_row(later, t);
+        k[t] = load_row(earlier, t);
+        total[t] = load_row(factors, t);
+        for (int v = 0; v < kVecs; ++v) suffix[t].x[v] = broadcast(1.0f);
+        store_row(out, t, matrix[t * kPanel + t] * q[t]);
+        if (gradient) store_row(gradient, t, Row{});
+    }
+    for_each_meeting(q, k, total, [&](int start, int half) {
+        const int middle = start + half, end = middle + half;
+        Row before = {};
+        for (int j = start; j < middle; ++j) {
+            Row sum = {};
+            for (int i = middle; i < end; ++i) sum = sum + matrix[j * kPanel + i] * q[i];
+            store_row(out, j, load_row(out, j) + suffix[j] * sum);
+            if (gradient) {
+                store_row(gradient, j, load_row(gradient, j) + before);
+                before = before + k[j] * sum;
+            }
+        }
+        if (gradient) {
+            Row behind = {};
+            for (int i = end - 1; i >= middle; --i) {
+                Row sum = {};
+                for (int j = start; j < middle; ++j) sum = sum + matrix[j * kPanel + i] * k[j];
+                behind = behind + q[i] * sum;
+                store_row(gradient, i, load_row(gradient, i) + behind);
+            }
+        }
+        for (int j = start; j < middle; ++j) suffix[j] = suffix[j] * total[middle];
+    });
+}
+
+}  // namespace FULMEN_ISA
+}  // namespace fulmen

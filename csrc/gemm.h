@@ -1,0 +1,152 @@
+// Matrix products on one storage format, knowing nothing of attention.
+//
+// A matrix is kept in panels of 16 columns: element (r, c) stands at data[(c / 16) * stride + 16 * r + c % 16], and all
+// sizes are padded to multiples of 16. A panel is dense, so a column slice never maps to a few cache sets only, and
+// within a 16 x 16 block every offset is a compile-time constant. The left factor may be read as it stands or
+// transposed; the right factor always supplies its rows.
+//
+// Each element of a product is one chain of multiply-adds in the order of depth, whatever the tile: how the work is
+// split over rows and columns never changes a bit.
+#pragma once
+
+#include "simd.h"
+
+namespace fulmen {
+namespace FULMEN_ISA {
+
+constexpr int kPanel = 16;
+constexpr int kBlock = kPanel * kPanel;
+
+FULMEN_INLINE int64_t padded(int64_t n) { return (n + kPanel - 1) / kPanel * kPanel; }
+
+struct Panels {
+    float *data;
+    int64_t stride;
+    float *panel(int64_t p) const { return data + p * stride; }
+};
+
+// One cache line between panels, or panels of 128 rows would all start in the same cache set.
+FULMEN_INLINE int64_t panel_stride(int64_t rows) { return padded(rows) * kPanel + kPanel; }
+FULMEN_INLINE int64_t panels_size(int64_t rows, int64_t columns) {
+    return padded(columns) / kPanel * panel_stride(rows);
+}
+
+// The left factor, as stored. rows(b) is where row block b begins, next_depth() leads to the next 16 of its columns.
+struct AsStored {
+    const float *data;
+    int64_t stride;
+    const float *rows(int64_t block) const { return data + block * kBlock; }
+    int64_t next_depth() const { return stride; }
+    static constexpr int offset(int row, int depth) { return row * kPanel + depth; }
+    AsStored(Panels x) : data(x.data), stride(x.stride) {}
+};
+
+// The left factor is the transpose of what is stored.
+struct Transposed {
+    const float *data;
+    int64_t stride;
+    const float *rows(int64_t block) const { return data + block * stride; }
+    int64_t next_depth() const { return kBlock; }
+    static constexpr int offset(int row, int depth) { return depth * kPanel + row; }
+    Transposed(Panels x) : data(x.data), stride(x.stride) {}
+};
+
+// left * right for one panel of right.
+template <class Left> struct Product {
+    Left left;
+    const float *right;
+    int64_t depth;  // in blocks
+};
+
+// What a tile starts from.
+struct Zero {
+    template <int Rows, int Vecs> FULMEN_MEMBER void begin(Vec (&acc)[Rows][Vecs], const float *, int64_t, int) const {
+#pragma GCC unroll 16
+        for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+            for (int v = 0; v < Vecs; ++v) acc[r][v] = Vec{};
+    }
+};
+struct Add {
+    template <int Rows, int Vecs> FULMEN_MEMBER void begin(Vec (&acc)[Rows][Vecs], const float *c, int64_t, int) const {
+#pragma GCC unroll 16
+        for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+            for (int v = 0; v < Vecs; ++v) acc[r][v] = load(c + r * kPanel + v * kLanes);
+    }
+};
+struct Scale {
+    const float *row_weights;     // one per row
+    const float *column_weights;  // one per column of this panel, or null
+    template <int Rows, int Vecs>
+    FULMEN_MEMBER void begin(Vec (&acc)[Rows][Vecs], const float *c, int64_t row, int column) const {
+#pragma GCC unroll 16
+        for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+            for (int v = 0; v < Vecs; ++v) acc[r][v] = load(c + r * kPanel + v * kLanes) * row_weights[row + r];
+        if (column_weights)
+#pragma GCC unroll 16
+            for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+                for (int v = 0; v < Vecs; ++v) acc[r][v] *= load(column_weights + column + v * kLanes);
+    }
+};
+
+template <int Row, int Column, int Rows, int Vecs, class Left>
+FULMEN_INLINE void accumulate(Vec (&acc)[Rows][Vecs], int64_t block, const Product<Left> &product) {
+    const int64_t next = product.left.next_depth();
+    const float *a = product.left.rows(block);
+    const float *b = product.right + Column;
+    for (int64_t p = 0; p < product.depth; ++p, a += next, b += kBlock) {
+#pragma GCC unroll 16
+        for (int k = 0; k < kPanel; ++k) {
+            Vec right[Vecs];
+#pragma GCC unroll 4
+            for (int v = 0; v < Vecs; ++v) right[v] = load(b + k * kPanel + v * kLanes);
+#pragma GCC unroll 16
+            for (int r = 0; r < Rows; ++r) {
+                Vec left = broadcast(a[Left::offset(Row + r, k)]);
+#pragma GCC unroll 4
+                for (int v = 0; v < Vecs; ++v) acc[r][v] += left * right[v];
+            }
+        }
+    }
+}
+
+// Registers: AVX-512 and NEON have 32, the others 16.
+#if defined(__AVX512F__)
+constexpr int kTileRows = 16, kTileVecs = 1;
+#elif defined(__aarch64__)
+constexpr int kTileRows = 6, kTileVecs = 4;
+#else
+constexpr int kTileRows = 6, kTileVecs = kLanes < 16 ? 2 : 1;
+#endif
+
+template <int Row, int Column, class Start, class... Products>
+FULMEN_INLINE void multiply_block(float *c, int64_t block, const Start &start, const Products &...products) {
+    if constexpr (Column < kPanel) {
+        if constexpr (Row < kPanel) {
+            constexpr int rows = Row + kTileRows <= kPanel ? kTileRows : kPanel - Row;
+            Vec acc[rows][kTileVecs];
+            float *tile = c + block * kBlock + Row * kPanel + Column;
+            start.begin(acc, tile, block * kPanel + Row, Column);
+            (accumulate<Row, Column>(acc, block, products), ...);
+#pragma GCC unroll 16
+            for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 4
+                for (int v = 0; v < kTileVecs; ++v) store(tile + r * kPanel + v * kLanes, acc[r][v]);
+            multiply_block<Row + rows, Column>(c, block, start, products...);
+        } else {
+            multiply_block<0, Column + kTileVecs * kLanes>(c, block, start, products...);
+        }
+    }
+}
+
+// One panel c of row_blocks blocks: c = start(c) + the sum of the products.
+template <class Start, class... Products>
+static inline void multiply(float *c, int64_t row_blocks, Start start, Products... products) {
+    for (int64_t block = 0; block < row_blocks; ++block) multiply_block<0, 0>(c, block, start, products...);
+}
+
+}  // namespace FULMEN_ISA
+}  // namespace fulmen

@@ -1,0 +1,17 @@
+// The table of one ISA build, under a name that the dispatcher knows.
+#include "kernels.h"
+
+#define FULMEN_JOIN(a, b) a##b
+#define FULMEN_TABLE(isa) FULMEN_JOIN(kernels_, isa)
+
+namespace fulmen {
+
+extern const Kernels FULMEN_TABLE(FULMEN_ISA);
+const Kernels FULMEN_TABLE(FULMEN_ISA) = {
+    FULMEN_ISA::attention_forward,           FULMEN_ISA::attention_backward,
+    FULMEN_ISA::states_forward,              FULMEN_ISA::states_backward,
+    FULMEN_ISA::step,                        FULMEN_ISA::attention_forward_workspace,
+    FULMEN_ISA::attention_backward_workspace, FULMEN_ISA::states_forward_workspace,
+    FULMEN_ISA::states_backward_workspace,   FULMEN_ISA::fma_burst};
+
+}  // namespace fulmen

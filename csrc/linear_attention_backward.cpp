@@ -1,0 +1,193 @@
+// The backward pass: which worker takes which head, where states are kept, and how shared heads are summed.
+#include "backward_worker.h"
+#include "kernels.h"
+#include "shared_gradient.h"
+
+namespace fulmen {
+namespace FULMEN_ISA {
+namespace {
+
+// States kept by the first walk, for the decay gradient's restarts: at most this many of each head, evenly spaced.
+constexpr int64_t kMostKept = 32, kMostKeptWhenShared = 8, kLeastSpacing = 8;
+
+int64_t chunks_of(int64_t tokens) { return (tokens + kChunk - 1) / kChunk; }
+
+// One head's way through both walks. All it needs stands in one piece of workspace, since heads that share inputs
+// take turns stretch by stretch.
+class HeadBackward {
+public:
+    HeadBackward(Arena &arena, const fulmen_attention_backward_call &call, bool shares)
+        : p(call.problem),
+          wants_decays(call.ddecay.data || call.ddecay_v.data),
+          wants_first_walk(call.dq.data || wants_decays),
+          worker(arena, call.problem, call.ddecay.data, call.ddecay_v.data) {
+        const int64_t chunks = chunks_of(p.tokens), most = shares ? kMostKeptWhenShared : kMostKept;
+        spacing = larger(kLeastSpacing, (chunks + most - 1) / most);
+        if (wants_decays)
+            kept = arena.floats((chunks + spacing - 1) / spacing * panels_size(p.key_features, p.value_features));
+        if (call.ddecay.data && p.decay_form == FULMEN_DECAY_HEAD) per_token = arena.floats(p.tokens);
+    }
+
+    void start(const fulmen_attention_backward_call &call, int64_t index) {
+        s = sequence(p, index / p.heads);
+        const int64_t h = index % p.heads;
+        worker.start(head_of(p, s, h, 0), s.tokens);
+        HeadGradients &out = worker.out;
+        out.output = rows_of(call.grad_output, s.batch, h).from(s.first, 0);
+        out.q = rows_of(call.dq, s.batch, h / (p.heads / p.query_heads)).from(s.first, 0);
+        out.k = rows_of(call.dk, s.batch, h / (p.heads / p.key_heads)).from(s.first, 0);
+        out.v = rows_of(call.dv, s.batch, h / (p.heads / p.value_heads)).from(s.first, 0);
+        out.decay = per_token ? Rows{(char *)per_token, FULMEN_FLOAT32, 1}
+                              : rows_of(call.ddecay, s.batch, h).from(s.first, 0);
+        out.decay_v = rows_of(call.ddecay_v, s.batch, h).from(s.first, 0);
+        worker.key_gradient.start(out.decay, !p.initial_state.data);
+        worker.value_gradient.start(out.decay_v, !p.initial_state.data);
+        initial = matrix_of(p.initial_state, s.state, h);
+        grad_final = matrix_of(call.grad_state, s.state, h);
+        dinitial = matrix_of(call.dinitial, s.state, h);
+    }
+
+    void walk_right(int64_t first, int64_t last) {
+        if (!wants_first_walk) return;
+        if (first == 0) load_state(initial, p.key_features, p.value_features, worker.state);
+        last = smaller(last, s.tokens);
+        for (int64_t t = first; t < last; t += kChunk) {
+            worker.walk_right(t, smaller<int64_t>(kChunk, s.tokens - t));
+            if (wants_decays && is_kept(t / kChunk))
+                memcpy(kept_state(t / kChunk).data, worker.state.data, state_bytes());
+        }
+    }
+
+    void walk_left(int64_t first, int64_t last) {
+        if (last >= s.tokens && (first < s.tokens || first == 0))
+            load_state(grad_final, p.key_features, p.value_features, worker.state);
+        last = smaller(last, s.tokens);
+        for (int64_t chunk = chunks_of(last) - 1; chunk >= first / kChunk && last > first; --chunk) {
+            if (wants_decays && is_kept(chunk)) restart(kept_state(chunk));
+            worker.walk_left(chunk * kChunk, smaller<int64_t>(kChunk, s.tokens - chunk * kChunk));
+        }
+        if (first == 0 && dinitial.present())
+            store_state(worker.state, p.key_features, p.value_features, dinitial);
+    }
+
+    HeadGradients &out() { return worker.out; }
+    int64_t tokens() const { return s.tokens; }
+    double decay_sum() const { return worker.key_gradient.sum(); }
+
+private:
+    bool is_kept(int64_t chunk) const { return (chunk + 1) % spacing == 0 || chunk + 1 == chunks_of(s.tokens); }
+    int64_t state_bytes() const { return 4 * panels_size(p.key_features, p.value_features); }
+    Panels kept_state(int64_t chunk) const {
+        return {kept + chunk / spacing * panels_size(p.key_features, p.value_features),
+                panel_stride(p.key_features)};
+    }
+    void restart(Panels at) {
+        if (worker.key_gradient.wanted())
+            worker.key_gradient.restart(at, worker.state, p.key_features, p.value_features, Along::Keys);
+        if (worker.value_gradient.wanted())
+            worker.value_gradient.restart(at, worker.state, p.key_features, p.value_features, Along::Values);
+    }
+
+    const fulmen_problem &p;
+    bool wants_decays, wants_first_walk;
+    BackwardWorker worker;
+    int64_t spacing;
+    float *kept = nullptr, *per_token = nullptr;
+    Sequence s = {};
+    Matrix initial = {}, grad_final = {}, dinitial = {};
+};
+
+// Tokens that heads walk before the gradients of shared heads are summed.
+constexpr int64_t kStretch = 256;
+
+struct Plan {
+    int64_t threads, heads, head_bytes;
+    bool shares;
+    SharedGradient dq, dk, dv;
+    Plan(const fulmen_attention_backward_call &call) {
+        const fulmen_problem &p = call.problem;
+        threads = useful_threads(p, 10.0 * (double)p.key_features * (double)p.value_features);
+        heads = sequences_of(p) * p.heads;
+        dq = {&call.dq, p.query_heads, p.key_features, kStretch};
+        dk = {&call.dk, p.key_heads, p.key_features, kStretch};
+        dv = {&call.dv, p.value_heads, p.value_features, kStretch};
+        shares = dq.shared(p) || dk.shared(p) || dv.shared(p);
+        Arena counting(nullptr);
+        HeadBackward(counting, call, shares);
+        head_bytes = counting.bytes();
+    }
+    double *sums;  // the decay gradient of each head, over its tokens
+    char *memory;  // of each worker, or of each head when heads share
+    void reserve(Arena &arena, const fulmen_problem &p) {
+        sums = (double *)arena.floats(2 * heads);
+        memory = (char *)arena.floats((shares ? heads : threads) * head_bytes / 4);
+        for (SharedGradient *x : {&dq, &dk, &dv}) x->reserve(arena, p);
+    }
+};
+
+// Heads that share inputs walk side by side, a stretch of tokens at a time, so that their gradients can be summed.
+void walk_together(const fulmen_attention_backward_call &call, const Plan &plan) {
+    const fulmen_problem &p = call.problem;
+    int64_t longest = 0;
+    for (int64_t s = 0; s < sequences_of(p); ++s) longest = larger(longest, sequence(p, s).tokens);
+    const int64_t stretches = larger<int64_t>(1, (longest + kStretch - 1) / kStretch);
+    auto for_each_head = [&](int64_t first, auto walk) {
+        parallel_for(plan.threads, plan.heads, [&](int64_t index, int64_t) {
+            Arena arena(plan.memory + index * plan.head_bytes);
+            HeadBackward head(arena, call, plan.shares);
+            head.start(call, index);
+            HeadGradients &out = head.out();
+            out.q = plan.dq.own(p, out.q, index, first);
+            out.k = plan.dk.own(p, out.k, index, first);
+            out.v = plan.dv.own(p, out.v, index, first);
+            walk(head, index);
+        });
+    };
+    for (int64_t n = 0; n < stretches; ++n) {
+        const int64_t first = n * kStretch;
+        for_each_head(first, [&](HeadBackward &head, int64_t) { head.walk_right(first, first + kStretch); });
+        plan.dq.sum(p, plan.threads, first);
+    }
+    for (int64_t index = 0; index < plan.heads; ++index) plan.sums[index] = 0;
+    for (int64_t n = stretches - 1; n >= 0; --n) {
+        const int64_t first = n * kStretch;
+        for_each_head(first, [&](HeadBackward &head, int64_t index) {
+            head.walk_left(first, first + kStretch);
+            plan.sums[index] += head.decay_sum();
+        });
+        plan.dk.sum(p, plan.threads, first);
+        plan.dv.sum(p, plan.threads, first);
+    }
+}
+
+void walk_alone(const fulmen_attention_backward_call &call, const Plan &plan) {
+    parallel_for(plan.threads, plan.heads, [&](int64_t index, int64_t worker) {
+        Arena arena(plan.memory + worker * plan.head_bytes);
+        HeadBackward head(arena, call, plan.shares);
+        head.start(call, index);
+        head.walk_right(0, head.tokens());
+        head.walk_left(0, head.tokens());
+        plan.sums[index] = head.decay_sum();
+    });
+}
+
+}  // namespace
+
+int64_t attention_backward_workspace(const fulmen_attention_backward_call &call) {
+    Arena counting(nullptr);
+    Plan(call).reserve(counting, call.problem);
+    return counting.bytes();
+}
+
+int64_t attention_backward(const fulmen_attention_backward_call &call) {
+    const fulmen_problem &p = call.problem;
+    Plan plan(call);
+    Arena arena(p.workspace);
+    plan.reserve(arena, p);
+    plan.shares ? walk_together(call, plan) : walk_alone(call, plan);
+    sum_over_sequences(p, plan.sums, call.ddecay);
+    return FULMEN_OK;
+}
+
+}  // namespace FULMEN_ISA
+}  // namespace fulmen

@@ -1,0 +1,111 @@
+#include "self_check.h"
+
+#include <math.h>
+
+#include <vector>
+
+namespace fulmen {
+namespace {
+
+constexpr int64_t N = 37, D = 20, E = 24;  // ragged on purpose
+
+// Numbers in [-1, 1) that are the same everywhere.
+std::vector<float> numbers(int64_t count, uint32_t seed) {
+    std::vector<float> x((size_t)count);
+    for (float &value : x) {
+        seed = seed * 1664525u + 1013904223u;
+        value = (float)(seed >> 8) / 8388608.0f - 1.0f;
+    }
+    return x;
+}
+
+// sum over t of o_t . g_t, by the recurrence in double.
+double loss(const std::vector<float> &q, const std::vector<float> &k, const std::vector<float> &v,
+            const std::vector<float> &decay, const std::vector<float> &g, std::vector<double> *output) {
+    std::vector<double> state((size_t)(D * E), 0.0);
+    double total = 0;
+    for (int64_t t = 0; t < N; ++t)
+        for (int64_t e = 0; e < E; ++e) {
+            double o = 0;
+            for (int64_t d = 0; d < D; ++d) {
+                double &s = state[(size_t)(d * E + e)];
+                s = s * exp((double)decay[(size_t)(t * D + d)]) +
+                    (double)k[(size_t)(t * D + d)] * v[(size_t)(t * E + e)];
+                o += q[(size_t)(t * D + d)] * s;
+            }
+            total += o * g[(size_t)(t * E + e)];
+            if (output) (*output)[(size_t)(t * E + e)] = o;
+        }
+    return total;
+}
+
+fulmen_tensor tensor(std::vector<float> &x, int64_t features) {
+    return {x.data(), FULMEN_FLOAT32, 0, features, 0};
+}
+
+bool close(double a, double b) { return fabs(a - b) <= 1e-4 * (1 + fabs(b)); }
+
+}  // namespace
+
+bool self_check(const Kernels &kernels) {
+    std::vector<float> q = numbers(N * D, 1), k = numbers(N * D, 2), v = numbers(N * E, 3), g = numbers(N * E, 4);
+    std::vector<float> decay = numbers(N * D, 5);
+    for (float &a : decay) a = (a - 1) * 0.5f;
+
+    fulmen_attention_forward_call forward = {};
+    fulmen_problem &p = forward.problem;
+    p.abi_version = FULMEN_ABI_VERSION;
+    p.batch = p.heads = p.query_heads = p.key_heads = p.value_heads = p.threads = 1;
+    p.tokens = N;
+    p.key_features = D;
+    p.value_features = E;
+    p.decay_form = FULMEN_DECAY_FEATURE;
+    p.scale = 1;
+    p.q = tensor(q, D);
+    p.k = tensor(k, D);
+    p.v = tensor(v, E);
+    p.decay = tensor(decay, D);
+    std::vector<float> o((size_t)(N * E));
+    forward.output = tensor(o, E);
+
+    fulmen_attention_backward_call backward = {};
+    backward.problem = p;
+    backward.grad_output = tensor(g, E);
+    std::vector<float> dq(q.size()), dk(k.size()), dv(v.size()), ddecay(decay.size());
+    backward.dq = tensor(dq, D);
+    backward.dk = tensor(dk, D);
+    backward.dv = tensor(dv, E);
+    backward.ddecay = tensor(ddecay, D);
+
+    const int64_t a = kernels.attention_forward_workspace(forward);
+    const int64_t b = kernels.attention_backward_workspace(backward);
+    std::vector<char> workspace((size_t)((a > b ? a : b) + 64));
+    p.workspace = backward.problem.workspace =
+        (void *)(((uintptr_t)workspace.data() + 63) / 64 * 64);
+    if (kernels.attention_forward(forward) || kernels.attention_backward(backward)) return false;
+
+    std::vector<double> expected(o.size());
+    loss(q, k, v, decay, g, &expected);
+    for (size_t i = 0; i < o.size(); ++i)
+        if (!close(o[i], expected[i])) return false;
+
+    // One directional derivative of the loss along all gradients at once, by central differences.
+    struct Input {
+        std::vector<float> *x, *gradient;
+    } inputs[] = {{&q, &dq}, {&k, &dk}, {&v, &dv}, {&decay, &ddecay}};
+    for (const Input &input : inputs) {
+        std::vector<float> original = *input.x, direction = numbers((int64_t)original.size(), 6);
+        double predicted = 0, sides[2];
+        for (int side = 0; side < 2; ++side) {
+            for (size_t i = 0; i < original.size(); ++i)
+                (*input.x)[i] = original[i] + (side ? 1 : -1) * 0.00390625f * direction[i];
+            sides[side] = loss(q, k, v, decay, g, nullptr);
+        }
+        *input.x = original;
+        for (size_t i = 0; i < original.size(); ++i) predicted += (double)(*input.gradient)[i] * direction[i];
+        if (fabs((sides[1] - sides[0]) / 0.0078125 - predicted) > 5e-3 * (1 + fabs(predicted))) return false;
+    }
+    return true;
+}
+
+}  // namespace fulmen

@@ -1,0 +1,10 @@
+// A small forward and backward against the plain recurrence, to refuse a build that computes wrongly.
+#pragma once
+
+#include "kernels.h"
+
+namespace fulmen {
+
+bool self_check(const Kernels &kernels);
+
+}  // namespace fulmen

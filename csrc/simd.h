@@ -1,0 +1,183 @@
+// Vectors of floats by GCC/Clang vector extensions, conversions between the storage types and float, exp and transposes.
+//
+// Every ISA build compiles these headers again in a namespace of its own (FULMEN_ISA), and nothing here has linkage
+// outside it: the linker must never merge a function compiled for one instruction set into another build.
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#include <utility>
+
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+#ifndef FULMEN_ISA
+#error "FULMEN_ISA must name the namespace of this ISA build"
+#endif
+#ifndef FULMEN_VECTOR_BYTES
+#error "FULMEN_VECTOR_BYTES must give the width of a vector"
+#endif
+
+#define FULMEN_MEMBER inline __attribute__((always_inline))
+#define FULMEN_INLINE static FULMEN_MEMBER
+
+namespace fulmen {
+namespace FULMEN_ISA {
+
+constexpr int kLanes = FULMEN_VECTOR_BYTES / 4;
+
+typedef float Vec __attribute__((vector_size(FULMEN_VECTOR_BYTES)));
+typedef int32_t IntVec __attribute__((vector_size(FULMEN_VECTOR_BYTES)));
+typedef uint32_t BitVec __attribute__((vector_size(FULMEN_VECTOR_BYTES)));
+typedef uint16_t HalfVec __attribute__((vector_size(FULMEN_VECTOR_BYTES / 2)));
+typedef float VecInMemory __attribute__((vector_size(FULMEN_VECTOR_BYTES), aligned(4), may_alias));
+typedef uint16_t HalfVecInMemory __attribute__((vector_size(FULMEN_VECTOR_BYTES / 2), aligned(2), may_alias));
+
+FULMEN_INLINE Vec load(const float *p) { return *(const VecInMemory *)p; }
+FULMEN_INLINE void store(float *p, Vec x) { *(VecInMemory *)p = x; }
+FULMEN_INLINE Vec broadcast(float x) { return x - Vec{}; }
+FULMEN_INLINE Vec select(IntVec mask, Vec yes, Vec no) { return mask ? yes : no; }
+
+template <class T> FULMEN_INLINE T smaller(T a, T b) { return b < a ? b : a; }
+template <class T> FULMEN_INLINE T larger(T a, T b) { return a < b ? b : a; }
+
+template <int... L> FULMEN_INLINE IntVec lane_numbers(std::integer_sequence<int, L...>) { return IntVec{L...}; }
+FULMEN_INLINE IntVec lane_numbers() { return lane_numbers(std::make_integer_sequence<int, kLanes>()); }
+
+// The sum of the lanes, always in the same order.
+FULMEN_INLINE float sum_lanes(Vec x) {
+    float lanes[kLanes];
+    memcpy(lanes, &x, sizeof x);
+    for (int width = kLanes / 2; width > 0; width /= 2)
+        for (int l = 0; l < width; ++l) lanes[l] += lanes[l + width];
+    return lanes[0];
+}
+
+// exp to about one unit in the last place. Below the smallest normal number the result is 0, so exp(-inf) is exactly 0.
+FULMEN_INLINE Vec exp(Vec x) {
+    const Vec lowest = broadcast(-87.33654f), highest = broadcast(88.72283f);
+    Vec bounded = select(x < lowest, lowest, x);
+    bounded = select(bounded > highest, highest, bounded);
+    const Vec rounder = broadcast(12582912.0f);  // 1.5 * 2^23: adding and subtracting it rounds to an integer
+    Vec n = (bounded * 1.44269504f + rounder) - rounder;
+    Vec r = bounded - n * 0.693359375f;
+    r = r + n * 2.12194440e-4f;
+    Vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    // 2^n in two factors, since n reaches 128.
+    IntVec exponent = __builtin_convertvector(n, IntVec);
+    IntVec half = exponent >> 1;
+    Vec result = p * (Vec)((half + 127) << 23) * (Vec)((exponent - half + 127) << 23);
+    result = select(x < lowest, Vec{}, result);
+    return select(x > highest, broadcast(__builtin_inff()), result);
+}
+
+// ---- storage types ----
+
+struct Float32 {
+    typedef float Stored;
+};
+struct BFloat16 {
+    typedef uint16_t Stored;
+};
+struct Float16 {
+    typedef uint16_t Stored;
+};
+
+FULMEN_INLINE BitVec widen(HalfVec x) { return __builtin_convertvector(x, BitVec); }
+FULMEN_INLINE HalfVec narrow(BitVec x) { return __builtin_convertvector(x, HalfVec); }
+
+FULMEN_INLINE Vec load_as(Float32, const float *p) { return load(p); }
+FULMEN_INLINE void store_as(Float32, float *p, Vec x) { store(p, x); }
+
+FULMEN_INLINE Vec load_as(BFloat16, const uint16_t *p) { return (Vec)(widen(*(const HalfVecInMemory *)p) << 16); }
+FULMEN_INLINE void store_as(BFloat16, uint16_t *p, Vec x) {
+    BitVec bits = (BitVec)x;
+    BitVec rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;  // to nearest, ties to even
+    BitVec quiet_nan = (bits >> 16) | 0x40u;
+    *(HalfVecInMemory *)p = narrow((BitVec)select(x == x, (Vec)rounded, (Vec)quiet_nan));
+}
+
+#if defined(__F16C__) && FULMEN_VECTOR_BYTES == 32
+FULMEN_INLINE Vec load_as(Float16, const uint16_t *p) {
+    return (Vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+}
+FULMEN_INLINE void store_as(Float16, uint16_t *p, Vec x) {
+    _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT));
+}
+#elif defined(__AVX512F__) && FULMEN_VECTOR_BYTES == 64
+FULMEN_INLINE Vec load_as(Float16, const uint16_t *p) {
+    return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+}
+FULMEN_INLINE void store_as(Float16, uint16_t *p, Vec x) {
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT));
+}
+#else
+FULMEN_INLINE Vec load_as(Float16, const uint16_t *p) {
+    BitVec h = widen(*(const HalfVecInMemory *)p);
+    BitVec magnitude = (h & 0x7fffu) << 13, sign = (h & 0x8000u) << 16;
+    Vec scaled = (Vec)magnitude * 0x1p112f;  // moves the exponent's bias, and normalises subnormal numbers
+    BitVec special = magnitude | 0x7f800000u;  // inf and NaN keep an exponent of all ones
+    IntVec is_special = (IntVec)(magnitude >= 0x0f800000u);
+    return (Vec)((BitVec)select(is_special, (Vec)special, scaled) | sign);
+}
+FULMEN_INLINE void store_as(Float16, uint16_t *p, Vec x) {
+    BitVec bits = (BitVec)x, sign = bits & 0x80000000u, magnitude = bits ^ sign;
+    // Subnormal results: adding 0.5 aligns the last bit of half precision with that of the float sum.
+    BitVec subnormal = (BitVec)((Vec)magnitude + 0.5f) - 0x3f000000u;
+    BitVec normal = (magnitude + 0xc8000fffu + ((magnitude >> 13) & 1u)) >> 13;  // rebias and round to even
+    BitVec infinite = BitVec{} + 0x7c00u, quiet_nan = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
+    Vec result = select((IntVec)(magnitude < 0x38800000u), (Vec)subnormal, (Vec)normal);
+    result = select((IntVec)(magnitude >= 0x477ff000u), (Vec)infinite, result);
+    result = select((IntVec)(magnitude > 0x7f800000u), (Vec)quiet_nan, result);
+    *(HalfVecInMemory *)p = narrow((BitVec)result | (sign >> 16));
+}
+#endif
+
+// ---- transposes ----
+
+template <int Step, int... L>
+FULMEN_INLINE Vec even_blocks(Vec a, Vec b, std::integer_sequence<int, L...>) {
+    return __builtin_shufflevector(a, b, ((L & Step) ? kLanes + L - Step : L)...);
+}
+template <int Step, int... L>
+FULMEN_INLINE Vec odd_blocks(Vec a, Vec b, std::integer_sequence<int, L...>) {
+    return __builtin_shufflevector(a, b, ((L & Step) ? kLanes + L : L + Step)...);
+}
+
+// Exchanges the off-diagonal Step x Step blocks of every 2 Step x 2 Step block, down to single lanes.
+template <int Step> FULMEN_INLINE void transpose_lanes(Vec (&rows)[kLanes]) {
+    if constexpr (Step > 0) {
+        constexpr auto lanes = std::make_integer_sequence<int, kLanes>();
+#pragma GCC unroll 16
+        for (int r = 0; r < kLanes; ++r)
+            if ((r & Step) == 0) {
+                Vec a = rows[r], b = rows[r + Step];
+                rows[r] = even_blocks<Step>(a, b, lanes);
+                rows[r + Step] = odd_blocks<Step>(a, b, lanes);
+            }
+        transpose_lanes<Step / 2>(rows);
+    }
+}
+
+// A 16 x 16 block with rows 16 floats apart; from and to must differ.
+static inline void transpose_block(const float *from, float *to) {
+    for (int r = 0; r < 16; r += kLanes)
+        for (int c = 0; c < 16; c += kLanes) {
+            Vec rows[kLanes];
+#pragma GCC unroll 16
+            for (int i = 0; i < kLanes; ++i) rows[i] = load(from + (r + i) * 16 + c);
+            transpose_lanes<kLanes / 2>(rows);
+#pragma GCC unroll 16
+            for (int i = 0; i < kLanes; ++i) store(to + (c + i) * 16 + r, rows[i]);
+        }
+}
+
+}  // namespace FULMEN_ISA
+}  // namespace fulmen

@@ -1,0 +1,176 @@
+// One head of one sequence: where its rows stand, moving them to and from panels, and the workspace.
+#pragma once
+
+#include "fulmen.h"
+#include "gemm.h"
+
+namespace fulmen {
+namespace FULMEN_ISA {
+
+// The rows of one head: token t's features begin at element t * stride.
+struct Rows {
+    char *data;
+    int64_t dtype;
+    int64_t stride;
+
+    bool present() const { return data != nullptr; }
+    int64_t element_bytes() const { return dtype == FULMEN_FLOAT32 ? 4 : 2; }
+    char *row(int64_t token) const { return data + token * stride * element_bytes(); }
+    Rows from(int64_t token, int64_t feature) const {
+        return present() ? Rows{row(token) + feature * element_bytes(), dtype, stride} : *this;
+    }
+};
+
+FULMEN_INLINE Rows rows_of(const fulmen_tensor &x, int64_t batch, int64_t head) {
+    Rows rows{(char *)x.data, x.dtype, x.stride_token};
+    if (x.data) rows.data += (batch * x.stride_batch + head * x.stride_head) * rows.element_bytes();
+    return rows;
+}
+
+// A state matrix in the caller's memory.
+struct Matrix {
+    float *data;
+    int64_t stride_row, stride_column;
+    bool present() const { return data != nullptr; }
+    Matrix from_column(int64_t e) const {
+        return {data ? data + e * stride_column : nullptr, stride_row, stride_column};
+    }
+};
+
+FULMEN_INLINE Matrix matrix_of(const fulmen_state &x, int64_t batch, int64_t head) {
+    return {x.data ? x.data + batch * x.stride_batch + head * x.stride_head : nullptr, x.stride_row, x.stride_column};
+}
+
+// Calls f with the storage type of a dtype code.
+template <class F> FULMEN_INLINE void with_type(int64_t dtype, F f) {
+    if (dtype == FULMEN_FLOAT32)
+        f(Float32());
+    else if (dtype == FULMEN_BFLOAT16)
+        f(BFloat16());
+    else
+        f(Float16());
+}
+
+template <class T> FULMEN_INLINE void load_features(T type, const typename T::Stored *from, int64_t n, float *to) {
+    int64_t f = 0;
+    for (; f + kLanes <= n; f += kLanes) store(to + f, load_as(type, from + f));
+    if (f < n) {
+        typename T::Stored rest[kLanes] = {};
+        for (int64_t l = 0; l < n - f; ++l) rest[l] = from[f + l];
+        store(to + f, load_as(type, rest));
+        f += kLanes;
+    }
+    for (; f < kPanel; f += kLanes) store(to + f, Vec{});
+}
+
+template <class T> FULMEN_INLINE void store_features(T type, const float *from, int64_t n, typename T::Stored *to) {
+    int64_t f = 0;
+    for (; f + kLanes <= n; f += kLanes) store_as(type, to + f, load(from + f));
+    if (f < n) {
+        typename T::Stored rest[kLanes];
+        store_as(type, rest, load(from + f));
+        for (int64_t l = 0; l < n - f; ++l) to[f + l] = rest[l];
+    }
+}
+
+// Tokens [first, first + count) as one block of rows per panel, padded with zeros to 16 rows and whole panels. Absent
+// rows are all zero.
+static inline void pack(Rows rows, int64_t first, int64_t count, int64_t features, Panels to) {
+    if (!rows.present()) count = 0;
+    with_type(rows.dtype, [&](auto type) {
+        typedef typename decltype(type)::Stored Stored;
+        for (int64_t r = 0; r < count; ++r) {
+            const Stored *row = (const Stored *)rows.row(first + r);
+            int64_t p = 0;
+            for (; (p + 1) * kPanel <= features; ++p)
+                for (int v = 0; v < kPanel; v += kLanes)
+                    store(to.panel(p) + r * kPanel + v, load_as(type, row + p * kPanel + v));
+            if (p * kPanel < features)
+                load_features(type, row + p * kPanel, features - p * kPanel, to.panel(p) + r * kPanel);
+        }
+    });
+    for (int64_t p = 0; p * kPanel < features; ++p)
+        for (int64_t x = count * kPanel; x < kBlock; x += kLanes) store(to.panel(p) + x, Vec{});
+}
+
+static inline void unpack(Panels from, int64_t first, int64_t count, int64_t features, Rows rows) {
+    with_type(rows.dtype, [&](auto type) {
+        typedef typename decltype(type)::Stored Stored;
+        for (int64_t r = 0; r < count; ++r) {
+            Stored *row = (Stored *)rows.row(first + r);
+            for (int64_t p = 0; p * kPanel < features; ++p)
+                store_features(type, from.panel(p) + r * kPanel, smaller<int64_t>(kPanel, features - p * kPanel),
+                               row + p * kPanel);
+        }
+    });
+}
+
+// Asks the cache for share `part` of `parts` of the chunk's rows. Heads interleave in memory, so that a head's rows are
+// kilobytes apart and no hardware prefetcher follows them. Not into L1, where such rows would collide in a few sets.
+constexpr int64_t kAhead = 2 * kPanel;  // tokens; the nearest chunk would come too late
+
+FULMEN_INLINE void prefetch(Rows rows, int64_t first, int64_t count, int64_t features, int64_t part, int64_t parts) {
+    const int64_t bytes = rows.present() ? features * rows.element_bytes() : 0;
+    for (int64_t r = part * count / parts; r < (part + 1) * count / parts; ++r)
+        for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(rows.row(first + r) + b, 0, 2);
+}
+
+// One value of each of 16 tokens, 0 after the last.
+static inline void gather(Rows rows, int64_t first, int64_t count, float *to) {
+    with_type(rows.dtype, [&](auto type) {
+        typedef typename decltype(type)::Stored Stored;
+        Stored values[kPanel] = {};
+        for (int64_t r = 0; r < count; ++r) values[r] = *(const Stored *)rows.row(first + r);
+        for (int v = 0; v < kPanel; v += kLanes) store(to + v, load_as(type, values + v));
+    });
+}
+
+// State matrices, to and from panels; padding is zero.
+static inline void load_state(Matrix from, int64_t rows, int64_t columns, Panels to) {
+    for (int64_t p = 0; p * kPanel < columns; ++p)
+        for (int64_t r = 0; r < padded(rows); ++r) {
+            float *row = to.panel(p) + r * kPanel;
+            const int64_t n = from.present() && r < rows ? smaller<int64_t>(kPanel, columns - p * kPanel) : 0;
+            const float *source = from.data + r * from.stride_row + p * kPanel * from.stride_column;
+            for (int64_t c = 0; c < n; ++c) row[c] = source[c * from.stride_column];
+            for (int64_t c = n; c < kPanel; ++c) row[c] = 0;
+        }
+}
+
+static inline void store_state(Panels from, int64_t rows, int64_t columns, Matrix to) {
+    for (int64_t p = 0; p * kPanel < columns; ++p)
+        for (int64_t r = 0; r < rows; ++r) {
+            const float *row = from.panel(p) + r * kPanel;
+            const int64_t n = smaller<int64_t>(kPanel, columns - p * kPanel);
+            float *target = to.data + r * to.stride_row + p * kPanel * to.stride_column;
+            if (to.stride_column == 1 && n == kPanel)
+                for (int v = 0; v < kPanel; v += kLanes) store(target + v, load(row + v));
+            else
+                for (int64_t c = 0; c < n; ++c) target[c * to.stride_column] = row[c];
+        }
+}
+
+static inline void transpose(Panels rows_by_features, int64_t features, float *features_by_rows) {
+    for (int64_t p = 0; p * kPanel < features; ++p)
+        transpose_block(rows_by_features.panel(p), features_by_rows + p * kBlock);
+}
+
+// Hands out pieces of the workspace; with no memory behind it, it only counts.
+class Arena {
+public:
+    Arena(void *memory) : base((char *)memory) {}
+    float *floats(int64_t n) {
+        float *piece = base ? (float *)(base + used) : nullptr;
+        used += (n * 4 + 63) / 64 * 64;
+        return piece;
+    }
+    Panels panels(int64_t rows, int64_t columns) { return {floats(panels_size(rows, columns)), panel_stride(rows)}; }
+    int64_t bytes() const { return used; }
+
+private:
+    char *base;
+    int64_t used = 0;
+};
+
+}  // namespace FULMEN_ISA
+}  // namespace fulmen

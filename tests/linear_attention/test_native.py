@@ -1,0 +1,194 @@
+"""What only the CPU core has: ISA builds, threads, workspace, forks."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+import fulmen
+from cases import ALL_FORMS, FORMS, Case, assert_close, exact, run, tensors
+from fulmen import core
+from fulmen.linear_attention.native import workspace_bytes
+from fulmen.linear_attention.problem import Attention
+
+pytestmark = pytest.mark.skipif(core.core is None, reason=core.why_unavailable)
+BUILDS = core.core.builds if core.core else []
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def poisoned_workspace(monkeypatch):
+    """Workspace full of NaN, as torch hands out memory that something else has used."""
+    empty = torch.empty
+
+    def poisoned(*size, **options):
+        made = empty(*size, **options)
+        if made.dtype == torch.uint8:
+            made.fill_(0xFF)
+        return made
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize("form", ALL_FORMS)
+@pytest.mark.usefixtures("poisoned_workspace")
+def test_every_build_with_poisoned_workspace(build, form):
+    case = Case(form=form, length=130, key_dim=60, value_dim=33, heads=(1, 2, 2), scale=0.5)
+    with core.core.using(build):
+        assert core.core.isa == build
+        for schedule in ("auto", "recurrent", "parallel"):
+            assert_close(run(case, backend="native", schedule=schedule), exact(case), f"{build} {schedule}")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.usefixtures("poisoned_workspace")
+def test_thread_counts(threads, form):
+    """Few heads (E is sliced), one head and many tokens (N is cut), and more heads than threads."""
+    for case in (
+        Case(form=form, batch=1, heads=(1, 1, 1), length=2100, key_dim=8, value_dim=8),
+        Case(form=form, batch=1, heads=(1, 1, 1), length=300, key_dim=16, value_dim=96),
+        Case(form=form, batch=2, heads=(2, 2, 2), length=300),
+    ):
+        assert_close(run(case, backend="native"), exact(case))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_bits_do_not_depend_on_threads_unless_tokens_are_cut(form):
+    case = Case(form=form, batch=1, heads=(1, 1, 1), length=2100, key_dim=16, value_dim=48)
+    before = torch.get_num_threads()
+    results = []
+    torch.use_deterministic_algorithms(True)
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            results.append(run(case, backend="native"))
+    finally:
+        torch.set_num_threads(before)
+        torch.use_deterministic_algorithms(False)
+    for other in results[1:]:
+        for name, x in other.items():
+            assert torch.equal(x, results[0][name]), name
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_sample_does_not_depend_on_the_batch_around_it(form):
+    case = Case(form=form, batch=3, length=100)
+    whole, given = run(case, backend="native"), tensors(case)
+    alone = {n: x if x.ndim == 1 else x[1:2] for n, x in given.items() if not n.startswith("grad_")}
+    output, state = fulmen.linear_attention(**alone, return_state=True, backend="native")
+    assert torch.equal(output, whole["output"][1:2])
+    assert torch.equal(state, whole["state"][1:2])
+
+
+def test_two_python_threads_at_once():
+    cases = [Case(form=form, length=300, key_dim=32, value_dim=32) for form in ("token", "key")]
+    expected = [run(case, backend="native") for case in cases]
+    failures = []
+
+    def work(i):
+        for _ in range(10):
+            results = run(cases[i], backend="native")
+            if not all(torch.equal(x, expected[i][name]) for name, x in results.items()):
+                failures.append(i)
+
+    workers = [threading.Thread(target=work, args=(i,)) for i in (0, 1)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not failures
+
+
+def _in_child(case, queue):
+    torch.set_num_threads(2)
+    queue.put({name: x.tolist() for name, x in run(case, backend="native").items()})
+
+
+def test_a_forked_child_works_alone():
+    """OpenMP's threads do not survive a fork; a child that asked for two would wait for them for ever."""
+    case = Case(form="token", length=200)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        expected = run(case, backend="native")  # the parent's threads are running now
+        context = multiprocessing.get_context("fork")
+        queue = context.Queue()
+        child = context.Process(target=_in_child, args=(case, queue))
+        child.start()
+        results = queue.get(timeout=60)
+        child.join(timeout=60)
+    finally:
+        torch.set_num_threads(before)
+    assert child.exitcode == 0
+    for name, x in expected.items():
+        assert torch.equal(torch.tensor(results[name]).to(x.dtype), x), name
+
+
+def test_workspace_does_not_grow_with_the_sequence():
+    def needed(length, backward):
+        x = torch.empty(1).expand(1, length, 16, 128)
+        return workspace_bytes(Attention(x, x, x, x, x, 1.0, None, None, "auto"), backward) / torch.get_num_threads()
+
+    assert needed(131072, False) == needed(8192, False) < 2 << 20
+    assert needed(32768, True) < 16 << 20
+
+
+def in_new_process(code, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | environment, check=True
+    )
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_fulmen_isa_chooses_the_build(build):
+    result = in_new_process("import fulmen.core; print(fulmen.core.core.isa)", FULMEN_ISA=build)
+    assert result.stdout.strip() == build
+    assert result.stderr == ""
+
+
+def test_an_unknown_isa_is_said_and_ignored():
+    result = in_new_process("import fulmen.core; print(fulmen.core.core.isa)", FULMEN_ISA="avx9000")
+    assert result.stdout.strip() in BUILDS
+    assert "FULMEN_ISA=avx9000 is not among" in result.stderr
+
+
+def test_one_openmp_for_torch_and_the_core():
+    """Two copies would have two pools of threads, and torch.set_num_threads would count for one of them."""
+    code = """
+import re, torch, fulmen
+q = torch.randn(2, 64, 4, 16)
+fulmen.linear_attention(q, q, q, backend="native")
+print(*{line.split()[-1] for line in open("/proc/self/maps") if "gomp" in line})
+"""
+    assert len(in_new_process(code).stdout.split()) == (1 if core.core.openmp else 0)
+
+
+def test_without_a_core_the_torch_backend_serves_and_says_so(tmp_path):
+    """As after an install without a compiler: everything works, and one warning says why it is slower."""
+    code = """
+import sys, types, warnings, torch
+import fulmen.core
+fulmen.core.core, fulmen.core.why_unavailable = None, "no C++ compiler was found"
+del sys.modules["fulmen.backends"]
+import fulmen.backends as backends
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    names = [backends.choose("auto", "cpu", torch.float32) for _ in range(2)]
+print(names, [str(w.message) for w in caught], backends.backends()["native"].reason)
+"""
+    assert in_new_process(code).stdout.strip() == (
+        "['torch', 'torch'] ['the torch backend serves CPU tensors, several times slower: "
+        "no C++ compiler was found'] no C++ compiler was found"
+    )
