@@ -11,7 +11,7 @@ CORE_SOURCES := CMakeLists.txt $(wildcard csrc/*)
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup bench test test-all lint format clean
+.PHONY: setup bench test test-isa test-all lint format clean
 
 setup: $(STAMP)
 
@@ -27,9 +27,18 @@ bench: setup
 
 test: setup
 	$(RUN)/pytest -n 2 -m 'not slow'
+	$(MAKE) test-isa
+
+# The core's tests once more on each build that is not the default here.
+test-isa: setup
+	@for isa in $$($(RUN)/python -c 'from fulmen.core import core; print(*(core.builds if core else [])[1:])'); do \
+	    echo "FULMEN_ISA=$$isa"; \
+	    FULMEN_ISA=$$isa $(RUN)/pytest -n 2 -q -m 'not slow' -k native tests/linear_attention || exit 1; \
+	done
 
 test-all: setup
 	$(RUN)/pytest -n 2
+	$(MAKE) test-isa
 
 lint: setup
 	$(RUN)/ruff check .

@@ -51,7 +51,7 @@ public:
 
     // The first walk's chunk: dq, the decay gradient's first kind, and the state.
     void walk_right(int64_t t, int64_t count) {
-        load_chunk(t, count);
+        load_chunk(t, count, key_gradient.wanted() || value_gradient.wanted());
         transpose(g, value.features(), values_transposed);
         value.pair_products(g, v, values_transposed, grads);
         value.weigh_later(g);
@@ -79,7 +79,7 @@ public:
 
     // The second walk's chunk: dk, dv, the decay gradients, and the gradient of the state, which `state` now holds.
     void walk_left(int64_t t, int64_t count) {
-        load_chunk(t, count);
+        load_chunk(t, count, true);
         transpose(q, key.features(), keys_transposed);
         key.pair_products(q, k, keys_transposed, scores);
         transpose(g, value.features(), values_transposed);
@@ -121,10 +121,10 @@ public:
     HeadGradients out = {};  // where the results go; may change from chunk to chunk
 
 private:
-    void load_chunk(int64_t t, int64_t count) {
+    void load_chunk(int64_t t, int64_t count, bool with_queries) {
         key.begin(t, count);
         value.begin(t, count);
-        pack(in.q, t, count, key.features(), q);
+        if (with_queries) pack(in.q, t, count, key.features(), q);
         pack(in.k, t, count, key.features(), k);
         pack(in.v, t, count, value.features(), v);
         pack(out.output, t, count, value.features(), g);

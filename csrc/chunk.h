@@ -94,7 +94,7 @@ private:
     Vec *pairs_ = nullptr;
 };
 
-// S = diag(key totals) S diag(value totals) + later^T right, for one panel of S.
+// S = diag(key totals) S diag(value totals) + keys^T values, for panel p of S and of the values.
 FULMEN_INLINE void advance_panel(float *state, const Axis &key, const Axis &value, int64_t p, Panels keys,
                                  const float *values) {
     Scale decayed{key.totals(), value.decays() ? value.totals() + p * kPanel : nullptr};
@@ -138,10 +138,8 @@ FULMEN_INLINE Head head_of(const fulmen_problem &p, const Sequence &s, int64_t h
 constexpr double kFlopsPerThread = 2e6;
 
 FULMEN_INLINE int64_t useful_threads(const fulmen_problem &p, double flops_per_token) {
-    const double flops = flops_per_token * (double)sequences_of(p) * (double)p.heads *
-                         (double)(p.cu_seqlens ? p.tokens / larger<int64_t>(p.sequences, 1) : p.tokens);
-    const int64_t most = (int64_t)smaller(1e6, 1 + flops / kFlopsPerThread);
-    return smaller(p.threads, most);
+    const double flops = flops_per_token * (double)p.batch * (double)p.tokens * (double)p.heads;
+    return smaller(p.threads, 1 + (int64_t)smaller(1e6, flops / kFlopsPerThread));
 }
 
 // The value features are cut into slices of whole panels when heads alone do not occupy the threads evenly.

@@ -108,6 +108,7 @@ struct Plan {
         const fulmen_problem &p = call.problem;
         threads = useful_threads(p, 10.0 * (double)p.key_features * (double)p.value_features);
         heads = sequences_of(p) * p.heads;
+        threads = larger<int64_t>(1, smaller(threads, 2 * heads));
         dq = {&call.dq, p.query_heads, p.key_features, kStretch};
         dk = {&call.dk, p.key_heads, p.key_features, kStretch};
         dv = {&call.dv, p.value_heads, p.value_features, kStretch};
@@ -160,14 +161,19 @@ void walk_together(const fulmen_attention_backward_call &call, const Plan &plan)
     }
 }
 
+// Without decay gradients the two walks do not depend on each other: when heads alone do not occupy the threads evenly,
+// each walk is a task of its own.
 void walk_alone(const fulmen_attention_backward_call &call, const Plan &plan) {
-    parallel_for(plan.threads, plan.heads, [&](int64_t index, int64_t worker) {
+    const bool split = !call.ddecay.data && !call.ddecay_v.data && plan.heads % plan.threads != 0 &&
+                       plan.heads < 4 * plan.threads;
+    parallel_for(plan.threads, split ? 2 * plan.heads : plan.heads, [&](int64_t task, int64_t worker) {
+        const int64_t index = split ? task / 2 : task;
         Arena arena(plan.memory + worker * plan.head_bytes);
         HeadBackward head(arena, call, plan.shares);
         head.start(call, index);
-        head.walk_right(0, head.tokens());
-        head.walk_left(0, head.tokens());
-        plan.sums[index] = head.decay_sum();
+        if (!split || task % 2 == 1) head.walk_right(0, head.tokens());
+        if (!split || task % 2 == 0) head.walk_left(0, head.tokens());
+        if (!split) plan.sums[index] = head.decay_sum();
     });
 }
 

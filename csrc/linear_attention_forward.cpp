@@ -7,6 +7,8 @@ namespace fulmen {
 namespace FULMEN_ISA {
 namespace {
 
+constexpr int64_t kWorthCutting = 1024;  // tokens
+
 // How a call is cut: heads, slices of value features, and segments of tokens.
 struct Plan {
     int64_t threads, heads, segments;
@@ -19,8 +21,9 @@ struct Plan {
         const bool may_cut = !p.deterministic && (p.schedule == FULMEN_PARALLEL || p.schedule == FULMEN_AUTO ||
                                                   p.schedule == FULMEN_RECOMPUTE);
         segments = 1;
-        if (may_cut && heads * slices.count < threads && p.tokens >= 1024) segments = threads / (heads * slices.count);
+        if (may_cut && strands() > 0 && strands() < threads && p.tokens >= kWorthCutting) segments = threads / strands();
         if (may_cut && p.schedule == FULMEN_PARALLEL) segments = larger(segments, larger<int64_t>(2, p.threads));
+        threads = larger<int64_t>(1, smaller(threads, strands() * segments));
     }
     int64_t strands() const { return heads * slices.count; }
 };

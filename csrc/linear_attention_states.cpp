@@ -18,6 +18,7 @@ struct Plan {
         slices = slices_of(heads, threads, p.value_features);
         parallel = !p.deterministic &&
                    (p.schedule == FULMEN_PARALLEL || (p.schedule == FULMEN_AUTO && heads * slices.count < threads));
+        threads = larger<int64_t>(1, smaller(threads, heads * slices.count * (parallel ? chunks : 1)));
     }
 };
 

@@ -90,6 +90,7 @@ struct Plan {
         const fulmen_problem &p = call.problem;
         threads = useful_threads(p, 6.0 * (double)p.key_features * (double)p.value_features);
         heads = p.batch * p.heads;
+        threads = larger<int64_t>(1, smaller(threads, heads));
         chunks = (p.tokens + call.chunk_size - 1) / call.chunk_size;
         const int64_t stretch = smaller(call.chunk_size, p.tokens);
         dk = {&call.dk, p.key_heads, p.key_features, stretch};

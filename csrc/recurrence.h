@@ -1,8 +1,6 @@
 // One token against one state: decay, update and read-out in a single sweep, which memory bandwidth bounds.
 #pragma once
 
-#include <type_traits>
-
 #include "chunk.h"
 
 namespace fulmen {
@@ -16,65 +14,110 @@ struct Token {
     float *o;                    // one per value feature
 };
 
-// A state with dense rows: s[d][e].
-static inline void sweep_rows(float *state, int64_t stride, int64_t d_count, int64_t e_count, const Token &x) {
-    constexpr int kTogether = 4;  // rows that share one pass over v and o
-    for (int64_t e = 0; e < e_count; ++e) x.o[e] = 0;
-    for (int64_t d = 0; d < d_count; d += kTogether) {
-        const int rows = (int)smaller<int64_t>(kTogether, d_count - d);
-        float *row = state + d * stride;
-        int64_t e = 0;
-        auto sweep = [&](auto fixed_rows, auto with_value_factors) {
-            constexpr int n = decltype(fixed_rows)::value;
-            for (; e + kLanes <= e_count; e += kLanes) {
-                const Vec v = load(x.v + e);
-                Vec o = load(x.o + e);
-                Vec factor = broadcast(1.0f);
-                if constexpr (decltype(with_value_factors)::value) factor = load(x.value_factors + e);
+// Lines of a state that one pass updates together, so that what they have in common is loaded once.
+constexpr int kTogether = 4;
+constexpr int kRowsAhead = 2 * kTogether;  // how far to prefetch
+constexpr int kLine = 16;                  // floats in a cache line
+
+// Rows d to d + Rows of a state with dense rows: s[d][e].
+template <int Rows, bool WithValueFactors>
+FULMEN_INLINE void sweep_rows_together(float *row, int64_t stride, int64_t d, int64_t e_count, const Token &x) {
+    Vec factor[Rows], k[Rows], q[Rows];
 #pragma GCC unroll 4
-                for (int r = 0; r < n; ++r) {
-                    Vec s = load(row + r * stride + e) * x.key_factors[d + r];
-                    if constexpr (decltype(with_value_factors)::value) s *= factor;
-                    s += v * x.k[d + r];
-                    store(row + r * stride + e, s);
-                    o += s * x.q[d + r];
-                }
-                store(x.o + e, o);
-            }
-        };
-        if (rows == kTogether) {
-            std::integral_constant<int, kTogether> all;
-            x.value_factors ? sweep(all, std::true_type()) : sweep(all, std::false_type());
+    for (int r = 0; r < Rows; ++r) {
+        factor[r] = broadcast(x.key_factors[d + r]);
+        k[r] = broadcast(x.k[d + r]);
+        q[r] = broadcast(x.q[d + r]);
+    }
+    auto update = [&](int64_t e) {
+        const Vec v = load(x.v + e);
+        Vec o = load(x.o + e);
+#pragma GCC unroll 4
+        for (int r = 0; r < Rows; ++r) {
+            Vec s = load(row + r * stride + e) * factor[r];
+            if constexpr (WithValueFactors) s *= load(x.value_factors + e);
+            s += v * k[r];
+            store(row + r * stride + e, s);
+            o += s * q[r];
         }
-        for (int64_t rest = e; rest < e_count; ++rest)
-            for (int r = 0; r < rows; ++r) {
-                float &s = row[r * stride + rest];
-                const float factor = x.key_factors[d + r] * (x.value_factors ? x.value_factors[rest] : 1.0f);
-                s = s * factor + x.k[d + r] * x.v[rest];
-                x.o[rest] += x.q[d + r] * s;
-            }
+        store(x.o + e, o);
+    };
+    int64_t e = 0;
+    for (; e + kLine <= e_count; e += kLine) {
+#pragma GCC unroll 4
+        for (int r = 0; r < Rows; ++r) __builtin_prefetch(row + (r + kRowsAhead) * stride + e, 1, 3);
+#pragma GCC unroll 4
+        for (int v = 0; v < kLine; v += kLanes) update(e + v);
+    }
+    for (; e + kLanes <= e_count; e += kLanes) update(e);
+    for (; e < e_count; ++e)
+        for (int r = 0; r < Rows; ++r) {
+            float &s = row[r * stride + e];
+            s *= x.key_factors[d + r];
+            if constexpr (WithValueFactors) s *= x.value_factors[e];
+            s += x.k[d + r] * x.v[e];
+            x.o[e] += x.q[d + r] * s;
+        }
+}
+
+template <bool WithValueFactors>
+FULMEN_INLINE void sweep_all_rows(float *state, int64_t stride, int64_t d_count, int64_t e_count, const Token &x) {
+    for (int64_t e = 0; e < e_count; ++e) x.o[e] = 0;
+    int64_t d = 0;
+    for (; d + kTogether <= d_count; d += kTogether)
+        sweep_rows_together<kTogether, WithValueFactors>(state + d * stride, stride, d, e_count, x);
+    for (; d < d_count; ++d) sweep_rows_together<1, WithValueFactors>(state + d * stride, stride, d, e_count, x);
+}
+
+static inline void sweep_rows(float *state, int64_t stride, int64_t d_count, int64_t e_count, const Token &x) {
+    x.value_factors ? sweep_all_rows<true>(state, stride, d_count, e_count, x)
+                    : sweep_all_rows<false>(state, stride, d_count, e_count, x);
+}
+
+// Columns e to e + Columns of a state with dense columns: s[e][d] in memory.
+template <int Columns>
+FULMEN_INLINE void sweep_columns_together(float *column, int64_t stride, int64_t d_count, int64_t e, const Token &x) {
+    Vec factor[Columns], v[Columns], sum[Columns];
+#pragma GCC unroll 4
+    for (int c = 0; c < Columns; ++c) {
+        factor[c] = broadcast(x.value_factors ? x.value_factors[e + c] : 1.0f);
+        v[c] = broadcast(x.v[e + c]);
+        sum[c] = Vec{};
+    }
+    auto update = [&](int64_t d) {
+        const Vec key_factor = load(x.key_factors + d), k = load(x.k + d), q = load(x.q + d);
+#pragma GCC unroll 4
+        for (int c = 0; c < Columns; ++c) {
+            const Vec s = load(column + c * stride + d) * (key_factor * factor[c]) + k * v[c];
+            store(column + c * stride + d, s);
+            sum[c] += q * s;
+        }
+    };
+    int64_t d = 0;
+    for (; d + kLine <= d_count; d += kLine) {
+#pragma GCC unroll 4
+        for (int c = 0; c < Columns; ++c) __builtin_prefetch(column + (c + kRowsAhead) * stride + d, 1, 3);
+#pragma GCC unroll 4
+        for (int f = 0; f < kLine; f += kLanes) update(d + f);
+    }
+    for (; d + kLanes <= d_count; d += kLanes) update(d);
+#pragma GCC unroll 4
+    for (int c = 0; c < Columns; ++c) {
+        float o = sum_lanes(sum[c]);
+        for (int64_t rest = d; rest < d_count; ++rest) {
+            float &s = column[c * stride + rest];
+            s = s * (x.key_factors[rest] * (x.value_factors ? x.value_factors[e + c] : 1.0f)) + x.k[rest] * x.v[e + c];
+            o += x.q[rest] * s;
+        }
+        x.o[e + c] = o;
     }
 }
 
-// A state with dense columns: s[e][d] in memory.
 static inline void sweep_columns(float *state, int64_t stride, int64_t d_count, int64_t e_count, const Token &x) {
-    for (int64_t e = 0; e < e_count; ++e) {
-        float *column = state + e * stride;
-        const float v = x.v[e], factor = x.value_factors ? x.value_factors[e] : 1.0f;
-        Vec sum = {};
-        int64_t d = 0;
-        for (; d + kLanes <= d_count; d += kLanes) {
-            const Vec s = load(column + d) * (load(x.key_factors + d) * factor) + load(x.k + d) * v;
-            store(column + d, s);
-            sum += load(x.q + d) * s;
-        }
-        float o = sum_lanes(sum);
-        for (; d < d_count; ++d) {
-            column[d] = column[d] * (x.key_factors[d] * factor) + x.k[d] * v;
-            o += x.q[d] * column[d];
-        }
-        x.o[e] = o;
-    }
+    int64_t e = 0;
+    for (; e + kTogether <= e_count; e += kTogether)
+        sweep_columns_together<kTogether>(state + e * stride, stride, d_count, e, x);
+    for (; e < e_count; ++e) sweep_columns_together<1>(state + e * stride, stride, d_count, e, x);
 }
 
 // A head's token in float32 buffers, from tensors of any dtype.
