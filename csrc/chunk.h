@@ -121,6 +121,7 @@ FULMEN_INLINE Sequence sequence(const fulmen_problem &p, int64_t s) {
 // The inputs of one head of one sequence, with value features from `column` on.
 struct Head {
     Rows q, k, v, decay, decay_v;
+    int64_t tokens;
 };
 
 FULMEN_INLINE Head head_of(const fulmen_problem &p, const Sequence &s, int64_t h, int64_t column) {
@@ -131,6 +132,7 @@ FULMEN_INLINE Head head_of(const fulmen_problem &p, const Sequence &s, int64_t h
     head.decay = rows_of(p.decay, p.decay_form == FULMEN_DECAY_HEAD ? 0 : s.batch, h);
     if (p.decay_form != FULMEN_DECAY_HEAD) head.decay = head.decay.from(s.first, 0);
     head.decay_v = rows_of(p.decay_v, s.batch, h).from(s.first, column);
+    head.tokens = s.tokens;
     return head;
 }
 

@@ -14,59 +14,47 @@ struct Token {
     float *o;                    // one per value feature
 };
 
-// Lines of a state that one pass updates together, so that what they have in common is loaded once.
-constexpr int kTogether = 4;
-constexpr int kRowsAhead = 2 * kTogether;  // how far to prefetch
-constexpr int kLine = 16;                  // floats in a cache line
-
-// Rows d to d + Rows of a state with dense rows: s[d][e].
-template <int Rows, bool WithValueFactors>
-FULMEN_INLINE void sweep_rows_together(float *row, int64_t stride, int64_t d, int64_t e_count, const Token &x) {
-    Vec factor[Rows], k[Rows], q[Rows];
-#pragma GCC unroll 4
-    for (int r = 0; r < Rows; ++r) {
-        factor[r] = broadcast(x.key_factors[d + r]);
-        k[r] = broadcast(x.k[d + r]);
-        q[r] = broadcast(x.q[d + r]);
-    }
-    auto update = [&](int64_t e) {
-        const Vec v = load(x.v + e);
-        Vec o = load(x.o + e);
-#pragma GCC unroll 4
-        for (int r = 0; r < Rows; ++r) {
-            Vec s = load(row + r * stride + e) * factor[r];
-            if constexpr (WithValueFactors) s *= load(x.value_factors + e);
-            s += v * k[r];
-            store(row + r * stride + e, s);
-            o += s * q[r];
+// A state with dense rows: s[d][e]. Whole rows, or eight cache lines of them, one row after the other: the order that
+// hardware prefetchers follow. Their outputs stay in registers with AVX-512, else in L1.
+template <int Vecs, bool WithValueFactors>
+FULMEN_INLINE void sweep_columns_of_rows(float *state, int64_t stride, int64_t d_count, int64_t e, const Token &x) {
+    Vec o[Vecs] = {}, v[Vecs];
+#pragma GCC unroll 32
+    for (int c = 0; c < Vecs; ++c) v[c] = load(x.v + e + c * kLanes);
+    for (int64_t d = 0; d < d_count; ++d) {
+        float *row = state + d * stride + e;
+        const Vec factor = broadcast(x.key_factors[d]), k = broadcast(x.k[d]), q = broadcast(x.q[d]);
+#pragma GCC unroll 32
+        for (int c = 0; c < Vecs; ++c) {
+            Vec s = load(row + c * kLanes) * factor;
+            if constexpr (WithValueFactors) s *= load(x.value_factors + e + c * kLanes);
+            s += v[c] * k;
+            store(row + c * kLanes, s);
+            o[c] += s * q;
         }
-        store(x.o + e, o);
-    };
-    int64_t e = 0;
-    for (; e + kLine <= e_count; e += kLine) {
-#pragma GCC unroll 4
-        for (int r = 0; r < Rows; ++r) __builtin_prefetch(row + (r + kRowsAhead) * stride + e, 1, 3);
-#pragma GCC unroll 4
-        for (int v = 0; v < kLine; v += kLanes) update(e + v);
     }
-    for (; e + kLanes <= e_count; e += kLanes) update(e);
-    for (; e < e_count; ++e)
-        for (int r = 0; r < Rows; ++r) {
-            float &s = row[r * stride + e];
-            s *= x.key_factors[d + r];
-            if constexpr (WithValueFactors) s *= x.value_factors[e];
-            s += x.k[d + r] * x.v[e];
-            x.o[e] += x.q[d + r] * s;
-        }
+#pragma GCC unroll 32
+    for (int c = 0; c < Vecs; ++c) store(x.o + e + c * kLanes, o[c]);
 }
 
 template <bool WithValueFactors>
 FULMEN_INLINE void sweep_all_rows(float *state, int64_t stride, int64_t d_count, int64_t e_count, const Token &x) {
-    for (int64_t e = 0; e < e_count; ++e) x.o[e] = 0;
-    int64_t d = 0;
-    for (; d + kTogether <= d_count; d += kTogether)
-        sweep_rows_together<kTogether, WithValueFactors>(state + d * stride, stride, d, e_count, x);
-    for (; d < d_count; ++d) sweep_rows_together<1, WithValueFactors>(state + d * stride, stride, d, e_count, x);
+    constexpr int kTogether = 128 / kLanes;
+    int64_t e = 0;
+    for (; e + kTogether * kLanes <= e_count; e += kTogether * kLanes)
+        sweep_columns_of_rows<kTogether, WithValueFactors>(state, stride, d_count, e, x);
+    for (; e + kLanes <= e_count; e += kLanes)
+        sweep_columns_of_rows<1, WithValueFactors>(state, stride, d_count, e, x);
+    for (; e < e_count; ++e) {
+        x.o[e] = 0;
+        for (int64_t d = 0; d < d_count; ++d) {
+            float &s = state[d * stride + e];
+            s *= x.key_factors[d];
+            if constexpr (WithValueFactors) s *= x.value_factors[e];
+            s += x.v[e] * x.k[d];
+            x.o[e] += s * x.q[d];
+        }
+    }
 }
 
 static inline void sweep_rows(float *state, int64_t stride, int64_t d_count, int64_t e_count, const Token &x) {
@@ -74,50 +62,25 @@ static inline void sweep_rows(float *state, int64_t stride, int64_t d_count, int
                     : sweep_all_rows<false>(state, stride, d_count, e_count, x);
 }
 
-// Columns e to e + Columns of a state with dense columns: s[e][d] in memory.
-template <int Columns>
-FULMEN_INLINE void sweep_columns_together(float *column, int64_t stride, int64_t d_count, int64_t e, const Token &x) {
-    Vec factor[Columns], v[Columns], sum[Columns];
-#pragma GCC unroll 4
-    for (int c = 0; c < Columns; ++c) {
-        factor[c] = broadcast(x.value_factors ? x.value_factors[e + c] : 1.0f);
-        v[c] = broadcast(x.v[e + c]);
-        sum[c] = Vec{};
-    }
-    auto update = [&](int64_t d) {
-        const Vec key_factor = load(x.key_factors + d), k = load(x.k + d), q = load(x.q + d);
-#pragma GCC unroll 4
-        for (int c = 0; c < Columns; ++c) {
-            const Vec s = load(column + c * stride + d) * (key_factor * factor[c]) + k * v[c];
-            store(column + c * stride + d, s);
-            sum[c] += q * s;
-        }
-    };
-    int64_t d = 0;
-    for (; d + kLine <= d_count; d += kLine) {
-#pragma GCC unroll 4
-        for (int c = 0; c < Columns; ++c) __builtin_prefetch(column + (c + kRowsAhead) * stride + d, 1, 3);
-#pragma GCC unroll 4
-        for (int f = 0; f < kLine; f += kLanes) update(d + f);
-    }
-    for (; d + kLanes <= d_count; d += kLanes) update(d);
-#pragma GCC unroll 4
-    for (int c = 0; c < Columns; ++c) {
-        float o = sum_lanes(sum[c]);
-        for (int64_t rest = d; rest < d_count; ++rest) {
-            float &s = column[c * stride + rest];
-            s = s * (x.key_factors[rest] * (x.value_factors ? x.value_factors[e + c] : 1.0f)) + x.k[rest] * x.v[e + c];
-            o += x.q[rest] * s;
-        }
-        x.o[e + c] = o;
-    }
-}
-
+// A state with dense columns: s[e][d] in memory.
 static inline void sweep_columns(float *state, int64_t stride, int64_t d_count, int64_t e_count, const Token &x) {
-    int64_t e = 0;
-    for (; e + kTogether <= e_count; e += kTogether)
-        sweep_columns_together<kTogether>(state + e * stride, stride, d_count, e, x);
-    for (; e < e_count; ++e) sweep_columns_together<1>(state + e * stride, stride, d_count, e, x);
+    for (int64_t e = 0; e < e_count; ++e) {
+        float *column = state + e * stride;
+        const float v = x.v[e], factor = x.value_factors ? x.value_factors[e] : 1.0f;
+        Vec sum = {};
+        int64_t d = 0;
+        for (; d + kLanes <= d_count; d += kLanes) {
+            const Vec s = load(column + d) * (load(x.key_factors + d) * factor) + load(x.k + d) * v;
+            store(column + d, s);
+            sum += load(x.q + d) * s;
+        }
+        float o = sum_lanes(sum);
+        for (; d < d_count; ++d) {
+            column[d] = column[d] * (x.key_factors[d] * factor) + x.k[d] * v;
+            o += x.q[d] * column[d];
+        }
+        x.o[e] = o;
+    }
 }
 
 // A head's token in float32 buffers, from tensors of any dtype.

@@ -37,11 +37,9 @@ public:
             key.pair_products(q, k, q_transposed, pairs);
             key.weigh_later(q);
             key.weigh_earlier(k);
-            const int64_t ahead = smaller<int64_t>(kChunk, last - t - kAhead);
             for (int64_t p = 0; p < value.blocks(); ++p) {
-                prefetch(head.q, t + kAhead, ahead, key.features(), p, value.blocks());
-                prefetch(head.k, t + kAhead, ahead, key.features(), p, value.blocks());
-                prefetch(head.v, t + kAhead, ahead, value.features(), p, value.blocks());
+                prefetch_share(head.q, t, head.tokens, key.features(), p);
+                prefetch_keys_and_values(head, t, p);
                 value.by_feature() ? read_panel_with_value_decay(p) : read_panel(p);
                 advance_panel(state.panel(p), key, value, p, k, v.panel(p));
             }
@@ -57,7 +55,10 @@ public:
             load_keys_and_values(head, t, smaller<int64_t>(kChunk, last - t));
             key.weigh_earlier(k);
             value.weigh_earlier(v);
-            for (int64_t p = 0; p < value.blocks(); ++p) advance_panel(state.panel(p), key, value, p, k, v.panel(p));
+            for (int64_t p = 0; p < value.blocks(); ++p) {
+                prefetch_keys_and_values(head, t, p);
+                advance_panel(state.panel(p), key, value, p, k, v.panel(p));
+            }
             for (int64_t d = 0; d < key.blocks() * kPanel; ++d) key_totals[d] *= key.totals()[d];
             for (int64_t e = 0; e < value.blocks() * kPanel; ++e) value_totals[e] *= value.totals()[e];
         }
@@ -75,6 +76,17 @@ private:
         value.begin(t, count);
         pack(head.k, t, count, key.features(), k);
         pack(head.v, t, count, value.features(), v);
+    }
+
+    // While panel p of the chunk at token t is computed. Always inline: GCC drops calls that only prefetch.
+    FULMEN_MEMBER void prefetch_share(Rows rows, int64_t t, int64_t tokens, int64_t features, int64_t p) const {
+        prefetch(rows, t + kAhead, smaller<int64_t>(kChunk, tokens - t - kAhead), features, p, value.blocks());
+    }
+    FULMEN_MEMBER void prefetch_keys_and_values(const Head &head, int64_t t, int64_t p) const {
+        prefetch_share(head.k, t, head.tokens, key.features(), p);
+        prefetch_share(head.v, t, head.tokens, value.features(), p);
+        if (key.by_feature()) prefetch_share(head.decay, t, head.tokens, key.features(), p);
+        if (value.by_feature()) prefetch_share(head.decay_v, t, head.tokens, value.features(), p);
     }
 
     void scale_queries() {

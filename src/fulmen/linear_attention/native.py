@@ -57,7 +57,8 @@ def step(p: Step, output: Tensor) -> None:
             return c.ABSENT
         x = _readable(x, channels=x.ndim == 3)
         kept.append(x)
-        return x.data_ptr(), c.DTYPES[x.dtype], x.stride(0), 0, x.stride(1)
+        strides = x.stride()
+        return x.data_ptr(), c.DTYPES[x.dtype], strides[0], 0, strides[1]
 
     batch, heads, key_dim, value_dim = p.state.shape
     form, decay = _NO_DECAY, p.decay

@@ -85,13 +85,11 @@ def check_step(
         raise TypeError("state must be a torch.Tensor [B, H, D, E]; got None")
     check_state("state", state, "[B, H, D, E]", (batch, heads, key_dim, value_dim), q)
     check_updatable(state)
-    check_decay(
-        "decay",
-        decay,
-        q,
-        {1: ("[H]", (heads,)), 2: ("[B, H]", (batch, heads)), 3: ("[B, H, D]", (batch, heads, key_dim))},
-    )
-    check_decay("decay_v", decay_v, q, {3: ("[B, H, E]", (batch, heads, value_dim))})
+    if decay is not None:
+        forms = {1: ("[H]", (heads,)), 2: ("[B, H]", (batch, heads)), 3: ("[B, H, D]", (batch, heads, key_dim))}
+        check_decay("decay", decay, q, forms)
+    if decay_v is not None:
+        check_decay("decay_v", decay_v, q, {3: ("[B, H, E]", (batch, heads, value_dim))})
     check_scale(scale)
     if torch.is_grad_enabled():
         for name, x in (("q", q), ("k", k), ("v", v), ("state", state), ("decay", decay), ("decay_v", decay_v)):
@@ -150,14 +148,14 @@ def check_token_decays(decay: Tensor | None, decay_v: Tensor | None, k: Tensor, 
         3: ("[B, N, H]", (batch, length, heads)),
         4: ("[B, N, H, D]", (batch, length, heads, key_dim)),
     }
-    check_decay("decay", decay, k, forms)
-    check_decay("decay_v", decay_v, v, {4: ("[B, N, H, E]", (batch, length, heads, v.shape[3]))})
+    if decay is not None:
+        check_decay("decay", decay, k, forms)
+    if decay_v is not None:
+        check_decay("decay_v", decay_v, v, {4: ("[B, N, H, E]", (batch, length, heads, v.shape[3]))})
 
 
-def check_decay(name: str, decay: Tensor | None, like: Tensor, forms: dict[int, tuple[str, tuple[int, ...]]]) -> None:
+def check_decay(name: str, decay: Tensor, like: Tensor, forms: dict[int, tuple[str, tuple[int, ...]]]) -> None:
     """A decay must have one of the ``forms``, listed by their number of dimensions."""
-    if decay is None:
-        return
     check_tensor(name, decay, like)
     if decay.dtype not in DTYPES:
         raise TypeError(f"{name} must be float32, bfloat16, float16 or float64; got {decay.dtype}")
