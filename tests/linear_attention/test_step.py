@@ -48,6 +48,20 @@ def test_a_transposed_state_is_updated_where_it_is(backend, form):
     assert cache[1, 2].isnan().all()
 
 
+@pytest.mark.parametrize("form", FORMS[1:])
+def test_a_decay_of_another_dtype(backend, form):
+    case = Case(form=form, length=4)
+    states = [tensors(case)["initial_state"].clone() for _ in range(2)]
+    for token in tokens_of(case):
+        wide = {name: x.double() if name.startswith("decay") else x for name, x in token.items()}
+        outputs = [
+            fulmen.linear_attention_step(**args, state=state, backend=backend)
+            for args, state in zip((token, wide), states, strict=True)
+        ]
+        assert torch.equal(*outputs)
+    assert torch.equal(*states)
+
+
 def test_forgetting_is_exact(backend):
     q, k, v, state = torch.randn(1, 1, 4), torch.randn(1, 1, 4), torch.randn(1, 1, 3), torch.randn(1, 1, 4, 3)
     fulmen.linear_attention_step(q, k, v, state, decay=torch.tensor([-torch.inf]), backend=backend)

@@ -94,7 +94,7 @@ def linear_attention(
     q, k, v = _autocast(q, k, v)
     check_attention(q, k, v, decay, decay_v, scale, initial_state, return_state, cu_seqlens, schedule)
     backend = choose(backend, q.device.type, q.dtype)
-    output, state = torch.ops.fulmen.linear_attention(
+    output, state = torch.ops.fulmen.linear_attention.default(
         q, k, v, decay, decay_v, scale, initial_state, cu_seqlens, schedule, return_state, backend
     )
     return (output, state) if return_state else output
@@ -131,7 +131,7 @@ def linear_attention_step(
     q, k, v = _autocast(q, k, v)
     check_step(q, k, v, state, decay, decay_v, scale)
     backend = choose(backend, q.device.type, q.dtype)
-    return torch.ops.fulmen.linear_attention_step(q, k, v, state, decay, decay_v, scale, backend)
+    return torch.ops.fulmen.linear_attention_step.default(q, k, v, state, decay, decay_v, scale, backend)
 
 
 def chunk_states(
@@ -163,7 +163,7 @@ def chunk_states(
     k, v = _autocast(k, v)
     check_states(k, v, decay, decay_v, initial_state, chunk_size, schedule)
     backend = choose(backend, k.device.type, k.dtype)
-    return torch.ops.fulmen.chunk_states(k, v, decay, decay_v, initial_state, chunk_size, schedule, backend)
+    return torch.ops.fulmen.chunk_states.default(k, v, decay, decay_v, initial_state, chunk_size, schedule, backend)
 
 
 def _autocast(*inputs: Tensor) -> tuple[Tensor, ...]:

@@ -49,30 +49,30 @@ def states_backward(p: States, states: Tensor, grad_states: Tensor, grads: Gradi
 
 
 def step(p: Step, output: Tensor) -> None:
-    kept: list[Tensor] = []
-
-    def words(x: Tensor | None) -> c.Words:
-        """``[B, heads, size]`` or ``[B, heads]`` as a tensor without tokens."""
-        if x is None:
-            return c.ABSENT
-        x = _readable(x, channels=x.ndim == 3)
-        kept.append(x)
-        strides = x.stride()
-        return x.data_ptr(), c.DTYPES[x.dtype], strides[0], 0, strides[1]
-
     batch, heads, key_dim, value_dim = p.state.shape
     form, decay = _NO_DECAY, p.decay
     if decay is not None:
         form = (_PER_HEAD, _PER_TOKEN, _PER_CHANNEL)[decay.ndim - 1]
-        decay = decay.expand(batch, heads) if decay.ndim == 1 else decay
+        decay = _readable(decay, channels=form == _PER_CHANNEL)
+        decay = decay.expand(batch, heads) if form == _PER_HEAD else decay
+    decay_v = None if p.decay_v is None else _readable(p.decay_v, channels=True)
+    q, k, v = (_readable(x, channels=True) for x in (p.q, p.k, p.v))
     _core()(
         "step",
         _STEP,
-        *(c.ABI_VERSION, batch, heads, p.q.shape[1], p.k.shape[1], p.v.shape[1], key_dim, value_dim),
-        *(torch.get_num_threads(), form, _NO_DECAY if p.decay_v is None else _PER_CHANNEL, p.scale),
-        *(*words(p.q), *words(p.k), *words(p.v), *words(decay), *words(p.decay_v)),
-        *(*c.state(p.state), *words(output)),
+        *(c.ABI_VERSION, batch, heads, q.shape[1], k.shape[1], v.shape[1], key_dim, value_dim),
+        *(torch.get_num_threads(), form, _NO_DECAY if decay_v is None else _PER_CHANNEL, p.scale),
+        *(*_token(q), *_token(k), *_token(v), *_token(decay), *_token(decay_v)),
+        *(*c.state(p.state), *_token(output)),
     )
+
+
+def _token(x: Tensor | None) -> c.Words:
+    """``[B, heads, size]`` or ``[B, heads]``: a tensor without tokens."""
+    if x is None:
+        return c.ABSENT
+    strides = x.stride()
+    return x.data_ptr(), c.DTYPES[x.dtype], strides[0], 0, strides[1]
 
 
 def workspace_bytes(p: Attention, backward: bool = False) -> int:

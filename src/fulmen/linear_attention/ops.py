@@ -31,12 +31,13 @@ def _implementation(backend: str) -> ModuleType:
     return import_module(_MODULES[backend])
 
 
-def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
+def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any], tensor: int = 0) -> None:
+    """Register an op; its argument number ``tensor`` is a tensor in every call."""
     name = schema.partition("(")[0]
 
     def run_without_autocast(*args: Any) -> Any:
         # Autocast would reach the torch operations inside a backend and round what is computed in float32.
-        device = next(x for x in args if isinstance(x, Tensor)).device.type
+        device = args[tensor].device.type
         if not torch.is_autocast_enabled(device):
             return run(*args)
         with torch.autocast(device, enabled=False):
@@ -143,6 +144,7 @@ _define(
     bool decay_grad, bool decay_v_grad, str backend) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)""",
     _attention_backward,
     _attention_backward_fake,
+    tensor=2,
 )
 _define_gradient("linear_attention", _attention_gradient, _attention_keep)
 
