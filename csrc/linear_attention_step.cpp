@@ -9,7 +9,7 @@ int64_t step(const fulmen_step_call &call) {
     // A thread is worth waking for some 64 KiB of state.
     const int64_t heads = call.batch * call.heads, cells = call.key_features * call.value_features;
     const int64_t threads = smaller(call.threads, 1 + heads * cells / 16384);
-    parallel_for(threads, heads, [&](int64_t index, int64_t) {
+    parallel_for_in_place(threads, heads, [&](int64_t index) {
         const int64_t batch = index / call.heads, h = index % call.heads;
         Head head;
         head.q = rows_of(call.q, batch, h / (call.heads / call.query_heads));

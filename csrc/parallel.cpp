@@ -17,17 +17,34 @@ const int watching_forks = pthread_atfork(nullptr, nullptr, [] { forked.store(tr
 
 }  // namespace
 
-void run_tasks(int64_t threads, int64_t tasks, void (*body)(void *, int64_t, int64_t), void *context) {
+static bool runs_serially(int64_t threads) {
     (void)watching_forks;
 #ifdef _OPENMP
+    return threads <= 1 || forked.load(std::memory_order_relaxed) || omp_in_parallel();
+#else
+    (void)threads;
+    return true;
+#endif
+}
+
+void run_tasks(int64_t threads, int64_t tasks, void (*body)(void *, int64_t, int64_t), void *context) {
     if (threads > tasks) threads = tasks;
-    if (threads > 1 && !forked.load(std::memory_order_relaxed) && !omp_in_parallel()) {
-#pragma omp parallel for num_threads((int)threads) schedule(dynamic, 1)
-        for (int64_t task = 0; task < tasks; ++task) body(context, task, omp_get_thread_num());
+    if (runs_serially(threads)) {
+        for (int64_t task = 0; task < tasks; ++task) body(context, task, 0);
         return;
     }
+#ifdef _OPENMP
+#pragma omp parallel for num_threads((int)threads) schedule(dynamic, 1)
+    for (int64_t task = 0; task < tasks; ++task) body(context, task, omp_get_thread_num());
 #endif
-    for (int64_t task = 0; task < tasks; ++task) body(context, task, 0);
+}
+
+void run_on_each(int64_t threads, void (*body)(void *, int64_t, int64_t), void *context) {
+    if (runs_serially(threads)) return body(context, 0, 1);
+#ifdef _OPENMP
+#pragma omp parallel num_threads((int)threads)
+    body(context, omp_get_thread_num(), omp_get_num_threads());
+#endif
 }
 
 bool has_openmp() {

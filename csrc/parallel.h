@@ -10,12 +10,28 @@ namespace fulmen {
 void run_tasks(int64_t threads, int64_t tasks, void (*body)(void *context, int64_t task, int64_t worker),
                void *context);
 
+// Calls body(context, worker, workers) once on each of at most `threads` threads, serially where run_tasks is serial.
+void run_on_each(int64_t threads, void (*body)(void *context, int64_t worker, int64_t workers), void *context);
+
 bool has_openmp();
 
 #ifdef FULMEN_ISA
 namespace FULMEN_ISA {
 template <class F> static inline void parallel_for(int64_t threads, int64_t tasks, F f) {
     run_tasks(threads, tasks, [](void *context, int64_t task, int64_t worker) { (*(F *)context)(task, worker); }, &f);
+}
+
+// f(item) for every item in [0, items), each thread always on the same stretch of them, as torch's elementwise operations
+// are: from call to call, a state stays in the cache of the core that has it.
+template <class F> static inline void parallel_for_in_place(int64_t threads, int64_t items, F f) {
+    struct Context {
+        int64_t items;
+        F &f;
+    } context{items, f};
+    run_on_each(threads, [](void *pointer, int64_t worker, int64_t workers) {
+        Context &x = *(Context *)pointer;
+        for (int64_t i = x.items * worker / workers; i < x.items * (worker + 1) / workers; ++i) x.f(i);
+    }, &context);
 }
 }  // namespace FULMEN_ISA
 #endif
