@@ -9,8 +9,11 @@ from functools import cache
 import torch
 
 from fulmen import core
+from fulmen.gpu.architectures import interpreted
+from fulmen.gpu.availability import why_triton_is_unavailable
 
 _HALF_AND_SINGLE = (torch.float32, torch.bfloat16, torch.float16)
+_TRITON_UNAVAILABLE = why_triton_is_unavailable()
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,14 @@ _BACKENDS = {
             auto="one task per head; fewer heads than threads: slices of E, then segments of N",
         ),
         Backend(
+            name="triton",
+            available=not _TRITON_UNAVAILABLE,
+            reason=_TRITON_UNAVAILABLE,
+            devices=("cpu",) if interpreted() else ("cuda",),
+            dtypes=_HALF_AND_SINGLE,
+            auto="chunks walked in segments, as few as fill the card",
+        ),
+        Backend(
             name="torch",
             available=True,
             reason="",
@@ -74,7 +85,7 @@ _BACKENDS = {
     )
 }
 # What backend="auto" tries, in this order.
-_PREFERENCE = ("native", "torch")
+_PREFERENCE = ("native", "triton", "torch")
 
 
 def backends() -> dict[str, Backend]:

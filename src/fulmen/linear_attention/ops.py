@@ -22,6 +22,7 @@ _MODULES = {
     "native": "fulmen.linear_attention.native",
     "reference": "fulmen.linear_attention.reference",
     "torch": "fulmen.linear_attention.torch_chunked",
+    "triton": "fulmen.linear_attention.triton",
 }
 
 _library = torch.library.Library("fulmen", "DEF")

@@ -1,0 +1,87 @@
+"""The architectures the kernels are built for, and the one a device has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """
+    Attributes:
+        name: as `fulmen inspect --arch` takes it.
+        backend: "cuda" or "hip", as Triton calls it.
+        target: Triton's name of it.
+        warp: threads in a warp.
+        shared_limit: bytes of shared memory one program may use.
+        multiprocessors: of the largest card with it; of the device at hand where there is one.
+        single: how products of float32 inputs are computed on tensor cores, in float32 accuracy.
+    """
+
+    name: str
+    backend: str
+    target: int | str
+    warp: int
+    shared_limit: int
+    multiprocessors: int
+    single: str
+
+
+ARCHITECTURES = {
+    architecture.name: architecture
+    for architecture in (
+        Architecture("sm_80", "cuda", 80, 32, 166_912, 108, "tf32x3"),  # A100
+        Architecture("sm_90", "cuda", 90, 32, 232_448, 132, "tf32x3"),  # H100
+        Architecture("sm_100", "cuda", 100, 32, 232_448, 148, "tf32x3"),  # B200
+        Architecture("sm_120", "cuda", 120, 32, 101_376, 170, "tf32x3"),  # RTX 5090
+        Architecture("gfx942", "hip", "gfx942", 64, 65_536, 304, "ieee"),  # MI300X
+        Architecture("gfx950", "hip", "gfx950", 64, 163_840, 256, "ieee"),  # MI355X
+    )
+}
+# Compute capabilities without an entry of their own, by what they share with one: mostly the shared memory.
+_SAME_AS = {86: "sm_120", 87: "sm_80", 89: "sm_120", 103: "sm_100", 121: "sm_120"}
+
+_pretended: Architecture | None = None
+
+
+@contextmanager
+def pretend(architecture: Architecture) -> Iterator[None]:
+    """Launch for ``architecture`` whatever the device is; for dry runs."""
+    global _pretended
+    before, _pretended = _pretended, architecture
+    try:
+        yield
+    finally:
+        _pretended = before
+
+
+def architecture_of(device: torch.device) -> Architecture:
+    """What launches on ``device`` are made for. The interpreter runs on a CPU what an A100 would run."""
+    return _pretended or _architecture_of(device)
+
+
+@cache
+def _architecture_of(device: torch.device) -> Architecture:
+    if interpreted() or device.type != "cuda":
+        return ARCHITECTURES["sm_80"]
+    properties = torch.cuda.get_device_properties(device)
+    if torch.version.hip:
+        name = properties.gcnArchName.partition(":")[0]
+        found = ARCHITECTURES.get(name, ARCHITECTURES["gfx942"])
+    else:
+        capability = 10 * properties.major + properties.minor
+        known = [a for a in ARCHITECTURES.values() if isinstance(a.target, int) and a.target <= capability]
+        nearest = known[-1] if known else ARCHITECTURES["sm_120"]
+        found = ARCHITECTURES[_SAME_AS.get(capability, nearest.name)]
+    return replace(found, multiprocessors=properties.multi_processor_count)
+
+
+def interpreted() -> bool:
+    """Whether Triton runs its kernels in the interpreter, on CPU tensors."""
+    return os.environ.get("TRITON_INTERPRET") == "1"

@@ -1,0 +1,26 @@
+"""Whether Triton kernels can run here, told without importing triton."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import torch
+
+from fulmen.gpu.architectures import interpreted
+
+OLDEST_TRITON = (3, 7)
+
+
+def why_triton_is_unavailable() -> str:
+    """One sentence; empty if it is available. In the interpreter it is, for CPU tensors."""
+    # Unlike torch.cuda.is_available, counting the devices leaves the process able to fork.
+    if not interpreted() and torch.cuda.device_count() == 0:
+        return "torch finds no CUDA or HIP device"
+    if find_spec("triton") is None:
+        return "triton is not installed (pip install 'fulmen[gpu]')"
+    from importlib.metadata import version
+
+    found = version("triton")
+    if tuple(int(part) for part in found.split(".")[:2]) < OLDEST_TRITON:
+        return f"triton {found} is too old: {'.'.join(map(str, OLDEST_TRITON))} or newer is needed"
+    return ""

@@ -1,0 +1,206 @@
+"""The Triton backend, for NVIDIA and AMD GPUs.
+
+A sequence is cut into segments, and a program walks the chunks of a segment with the state in registers
+(:mod:`~fulmen.linear_attention.triton.scan`). With one segment ("loop") that is all. With several, their states are
+found first: summarise each segment, then fold the summaries. "parallel" has a segment for every 128 tokens, "auto" as
+few as fill the card. The backward walks forward in time for dq, and backward in time for dk and for dv.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from fulmen.gpu.architectures import interpreted
+from fulmen.linear_attention.problem import Attention, Gradients, States, Step, sum_shared_heads
+from fulmen.linear_attention.triton.launch import DecayGradient, Launcher, cut_attention
+from fulmen.linear_attention.triton.operands import Cut, dense
+
+if interpreted():
+    from fulmen.gpu.interpreter import correct_bfloat16
+
+    correct_bfloat16()
+
+
+AnyCall = TypeVar("AnyCall", Attention, States)
+
+
+def forward(p: Attention, output: Tensor, state: Tensor | None) -> None:
+    p = with_dense_rows(p)
+    run = Launcher(p, *cut_attention(p, p.schedule), small=False)
+    if p.schedule == "recurrent":
+        run.recur(p.q, p.k, p.v, output, p.scale, p.initial_state, state)
+        return
+    entering, leaving = p.initial_state, state
+    if run.cut.segments > 1:
+        entering, leaving = state_edges(run, p), None
+        if state is not None:
+            state.copy_(entering[:, :, -1])
+    run.scan(
+        p.q, p.k, p.v, output,
+        writes="value", backward=False, scale=p.scale, entering=entering, leaving=leaving,
+    )  # fmt: skip
+
+
+def backward(p: Attention, grad_output: Tensor | None, grad_state: Tensor | None, grads: Gradients) -> None:
+    assert grads.q is not None
+    p = with_dense_rows(p)
+    do = None if grad_output is None else dense(grad_output)
+    schedule = "loop" if p.schedule == "recurrent" or do is None else p.schedule
+    run = Launcher(p, *cut_attention(p, schedule), small=schedule == "recompute")
+    key = DecayGradient(run, p.k, grads.decay, "key", walks=2 if do is not None else 1)
+    value = DecayGradient(run, p.v, grads.decay_v, "value", walks=2 if do is not None else 1)
+
+    # Forward in time: dq, and the first halves of the decays' gradients. Their second halves need the states here.
+    entering, edges = p.initial_state, None
+    if run.cut.segments > 1 or (do is None and (key.wanted or value.wanted)):
+        entering = edges = state_edges(run, p)
+    elif key.wanted or value.wanted:
+        edges = p.k.new_empty(p.state_shape, dtype=torch.float32)
+    if do is None:
+        grads.q.zero_()
+    else:
+        leaving = edges if run.cut.segments == 1 else None
+        dq = per_head(grads.q, run.heads)
+        run.scan(
+            do, p.v, p.k, dq,
+            writes="key", backward=False, scale=p.scale, entering=entering, leaving=leaving, gradient=key.walk(p.q),
+        )  # fmt: skip
+        sum_heads(dq, grads.q)
+        del dq
+        if value.wanted:
+            run.scan(
+                p.q, p.k, p.v, None,
+                writes="value", backward=False, scale=p.scale, entering=entering, gradient=value.walk(do),
+            )  # fmt: skip
+
+    # Backward in time: dk and dv, the gradient of the initial state, and the rest of the decays' gradients.
+    entering, leaving = grad_state, grads.initial_state
+    if run.cut.segments > 1 and do is not None:
+        entering, leaving = grad_edges(run, p, do, grad_state), None
+        if grads.initial_state is not None:
+            grads.initial_state.copy_(entering[:, :, 0])
+    backward_from_states(run, p, do, entering, leaving, edges, (key, value), grads)
+
+
+def backward_from_states(
+    run: Launcher,
+    p: Attention | States,
+    do: Tensor | None,
+    entering: Tensor | None,
+    leaving: Tensor | None,
+    edges: Tensor | None,
+    decays: tuple[DecayGradient, DecayGradient],
+    grads: Gradients,
+) -> None:
+    """The walks backward in time. ``entering`` are the gradients of the states at the segments' edges, ``edges`` the
+    states themselves, which only the decays' gradients need; without ``do`` nothing else flows into the gradient."""
+    (key, value), q, scale = decays, None, 1.0
+    if isinstance(p, Attention) and do is not None:
+        q, scale = p.q, p.scale
+    dk = per_head(grads.k, run.heads)
+    run.scan(
+        p.v, do, q, dk,
+        writes="key", backward=True, scale=scale, entering=entering, gradient=key.walk(p.k, edges),
+    )  # fmt: skip
+    sum_heads(dk, grads.k)
+    del dk
+    dv = per_head(grads.v, run.heads)
+    run.scan(
+        p.k, q, do, dv,
+        writes="value", backward=True, scale=scale, entering=entering, leaving=leaving, gradient=value.walk(p.v, edges),
+    )  # fmt: skip
+    sum_heads(dv, grads.v)
+    key.finish()
+    value.finish()
+
+
+def step(p: Step, output: Tensor) -> None:
+    """A sequence of one token, its state updated where it is."""
+    decay = p.decay if p.decay is None or p.decay.ndim == 1 else p.decay[:, None]
+    decay_v = None if p.decay_v is None else p.decay_v[:, None]
+    q, k, v = p.q[:, None], p.k[:, None], p.v[:, None]
+    whole = with_dense_rows(Attention(q, k, v, decay, decay_v, p.scale, p.state, None, "recurrent"))
+    run = Launcher(whole, *cut_attention(whole, "recurrent"), small=False)
+    run.recur(whole.q, whole.k, whole.v, output[:, None], p.scale, p.state, p.state)
+
+
+def states_forward(p: States, states: Tensor) -> None:
+    p = with_dense_rows(p)
+    run = Launcher(p, *cut_states(p), small=False)
+    fill_first_edge(states[:, :, 0], p.initial_state)
+    if p.k.shape[1] == 0:
+        return
+    one_by_one = p.schedule in ("loop", "recurrent")
+    run.summarise(p.k, p.v, states, carry=one_by_one)
+    if not one_by_one:
+        run.fold(states)
+
+
+def states_backward(p: States, states: Tensor, grad_states: Tensor, grads: Gradients) -> None:
+    p = with_dense_rows(p)
+    run = Launcher(p, *cut_states(p), small=p.schedule == "recompute")
+    entering = grad_states.clone(memory_format=torch.contiguous_format)
+    if p.k.shape[1] > 0:
+        run.fold(entering, backward=True)
+        key = DecayGradient(run, p.k, grads.decay, "key", walks=1)
+        value = DecayGradient(run, p.v, grads.decay_v, "value", walks=1)
+        backward_from_states(run, p, None, entering, None, states, (key, value), grads)
+    if grads.initial_state is not None:
+        grads.initial_state.copy_(entering[:, :, 0])
+
+
+def state_edges(run: Launcher, p: Attention) -> Tensor:
+    """The states at the edges of all segments, ``[sequences, H, segments + 1, D, E]``."""
+    edges = new_edges(run, p)
+    fill_first_edge(edges[:, :, 0], p.initial_state)
+    run.summarise(p.k, p.v, edges)
+    run.fold(edges)
+    return edges
+
+
+def grad_edges(run: Launcher, p: Attention, do: Tensor, grad_state: Tensor | None) -> Tensor:
+    """The gradients of these states."""
+    edges = new_edges(run, p)
+    fill_first_edge(edges[:, :, -1], grad_state)
+    run.summarise(p.q, do, edges, backward=True, scale=p.scale)
+    run.fold(edges, backward=True)
+    return edges
+
+
+def new_edges(run: Launcher, p: Attention) -> Tensor:
+    sequences, heads, key_dim, value_dim = p.state_shape
+    return p.k.new_empty(sequences, heads, run.cut.segments + 1, key_dim, value_dim, dtype=torch.float32)
+
+
+def fill_first_edge(edge: Tensor, state: Tensor | None) -> None:
+    if state is None:
+        edge.zero_()
+    else:
+        edge.copy_(state)
+
+
+def cut_states(p: States) -> tuple[Cut, int]:
+    """A segment is a chunk."""
+    batch, length = p.k.shape[:2]
+    return Cut(None, length, (length + p.chunk_size - 1) // p.chunk_size, p.chunk_size), batch
+
+
+def with_dense_rows(p: AnyCall) -> AnyCall:
+    """The call with k, v and q copied where the last dimension is not dense. (The launcher sees to the decays.)"""
+    p = p._replace(k=dense(p.k), v=dense(p.v))
+    return p._replace(q=dense(p.q)) if isinstance(p, Attention) else p
+
+
+def per_head(gradient: Tensor, heads: int) -> Tensor:
+    """Where a walk writes a gradient: heads that share one head are added up afterwards, before rounding."""
+    if gradient.shape[2] == heads:
+        return gradient
+    return gradient.new_empty(*gradient.shape[:2], heads, gradient.shape[3], dtype=torch.float32)
+
+
+def sum_heads(of_heads: Tensor, gradient: Tensor) -> None:
+    if of_heads is not gradient:
+        gradient.copy_(sum_shared_heads(of_heads, gradient.shape[2]))

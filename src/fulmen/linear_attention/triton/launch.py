@@ -1,0 +1,267 @@
+"""Launching the kernels: what the launches of one call have in common, and one method for each kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from fulmen.gpu.architectures import Architecture, architecture_of
+from fulmen.gpu.tiles import Tile, fold_tile, padded, recurrent_tile, scan_tile, summarise_tile
+from fulmen.linear_attention.problem import Attention, States
+from fulmen.linear_attention.triton import operands
+from fulmen.linear_attention.triton.operands import UNIT, Cut, Tokens
+from fulmen.linear_attention.triton.recurrent import recur
+from fulmen.linear_attention.triton.scan import scan
+from fulmen.linear_attention.triton.states import fold, sum_segments, summarise
+
+# Below this many tokens a segment does not pay for the extra pass over k and v that finds the states between segments.
+SHORTEST_SEGMENT = 1024
+
+
+@dataclass(frozen=True)
+class Decays:
+    """The decays of a call as the kernels take them: one ``shared`` by all channels, those of each axis' own."""
+
+    shared: Tokens | None
+    per_token: bool
+    key: Tokens | None
+    value: Tokens | None
+
+    @property
+    def channel(self) -> bool:
+        return self.key is not None or self.value is not None
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """What a walk needs to collect the gradient of the decay of the axis it writes."""
+
+    factor: Tensor  # of the results in the loss: q, k, v or the output's gradient
+    parts: Tensor  # see :class:`DecayGradient`
+    given: Tensor | None  # written by the forward walk, read by the backward walk
+    edges: Tensor | None  # the states at the edges, for the backward walk
+
+
+class Launcher:
+    """
+    A walk *writes* the "key" or the "value" axis of the states, and reads the other one: results have the size of the
+    one, and sums run over the other.
+    """
+
+    def __init__(self, p: Attention | States, cut: Cut, sequences: int, small: bool) -> None:
+        self.cut, self.sequences, self.heads = cut, sequences, p.heads
+        self.key_size, self.value_size = p.k.shape[3], p.v.shape[3]
+        self.dtype = p.k.dtype
+        self.architecture: Architecture = architecture_of(p.k.device)
+        self.small = small
+        self.decays = decays_of(p, self.heads)
+
+    def precision(self, of_halves: str) -> str:
+        """How products are computed; see :mod:`fulmen.linear_attention.triton.products`."""
+        return self.architecture.single if self.dtype == torch.float32 else of_halves
+
+    def sizes(self, writes: str) -> tuple[int, int]:
+        """The sizes of the read and the written axis."""
+        sizes = self.key_size, self.value_size
+        return sizes if writes == "value" else (sizes[1], sizes[0])
+
+    def scan_tile(self, writes: str, gradient: bool) -> Tile:
+        read, write = self.sizes(writes)
+        return scan_tile(self.architecture, read, write, self.dtype, self.decays.channel, gradient, self.small)
+
+    def scan(
+        self,
+        x: Tensor,
+        y: Tensor | None,
+        z: Tensor | None,
+        result: Tensor | None,
+        *,
+        writes: str,
+        backward: bool,
+        scale: float,
+        entering: Tensor | None,
+        leaving: Tensor | None = None,
+        gradient: Gradient | None = None,
+    ) -> None:
+        read_size, write_size = self.sizes(writes)
+        tile = self.scan_tile(writes, gradient is not None)
+        programs = self.sequences * self.cut.segments * self.heads * triton.cdiv(write_size, tile.width)
+        if programs == 0:
+            return
+        transposed = writes == "key"
+        channels = (self.decays.key, self.decays.value)
+        scan[(programs,)](
+            self.tokens(x), self.tokens(y), self.tokens(z), self.tokens(result),
+            self.decays.shared, *(reversed(channels) if transposed else channels),
+            self.states(entering, transposed), self.states(leaving, transposed),
+            *self.gradient(gradient, transposed),
+            self.cut, self.heads, write_size, scale,
+            C=tile.chunk, R=padded(read_size), W=tile.width, LEVELS=tile.chunk.bit_length() - 1,
+            PER_TOKEN=self.decays.per_token, BACKWARD=backward,
+            PRECISION=self.precision("two terms" if gradient is None else "three terms"),
+            num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+
+    def gradient(self, gradient: Gradient | None, transposed: bool) -> tuple[Any, Any, Any, Any]:
+        if gradient is None:
+            return None, None, None, None
+        return (
+            self.tokens(gradient.factor),
+            self.tokens(gradient.parts),
+            self.tokens(gradient.given),
+            self.states(gradient.edges, transposed),
+        )
+
+    def summarise(
+        self, y: Tensor, z: Tensor, edges: Tensor, *, backward: bool = False, scale: float = 1.0, carry: bool = False
+    ) -> None:
+        """Write what each segment adds to the edge behind it; with ``carry``, the states themselves."""
+        tile = summarise_tile(
+            self.architecture, self.key_size, self.value_size, self.dtype, self.decays.channel, self.small
+        )
+        programs = self.sequences * self.heads * triton.cdiv(self.value_size, tile.width)
+        programs *= 1 if carry else self.cut.segments
+        if programs == 0:
+            return
+        summarise[(programs,)](
+            self.tokens(y), self.tokens(z), self.decays.shared, self.decays.key, self.decays.value,
+            self.states(edges), self.cut, self.heads, scale,
+            C=tile.chunk, R=padded(self.key_size), W=tile.width, PER_TOKEN=self.decays.per_token,
+            BACKWARD=backward, CARRY=carry, PRECISION=self.precision("three terms"),
+            num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+
+    def fold(self, edges: Tensor, *, backward: bool = False) -> None:
+        """Turn what segments add, at the edges behind them, into the states there."""
+        tile = fold_tile(self.architecture)
+        rows, width = min(tile.chunk, padded(self.key_size)), min(tile.width, padded(self.value_size))
+        programs = self.sequences * self.heads
+        programs *= triton.cdiv(self.key_size, rows) * triton.cdiv(self.value_size, width)
+        if programs == 0:
+            return
+        shared = self.decays.shared
+        fold[(programs,)](
+            self.states(edges),
+            None if self.decays.per_token else shared,
+            self.totals(shared if self.decays.per_token else None, edges),
+            self.totals(self.decays.key, edges),
+            self.totals(self.decays.value, edges),
+            self.cut, self.heads, self.key_size, self.value_size,
+            R=rows, W=width, BACKWARD=backward, num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+
+    def totals(self, decay: Tokens | None, like: Tensor) -> Tokens | None:
+        """The sums of a decay's logarithms over each segment, ``[sequences, segments, H, K]``."""
+        if decay is None:
+            return None
+        sums = like.new_empty(self.sequences, self.cut.segments, self.heads, decay.size)
+        tile = fold_tile(self.architecture)
+        width = min(tile.width, padded(decay.size))
+        programs = self.sequences * self.cut.segments * self.heads * triton.cdiv(decay.size, width)
+        sum_segments[(programs,)](
+            decay, self.tokens(sums), self.cut, self.heads,
+            C=tile.chunk, K=width, num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+        return self.tokens(sums)
+
+    def recur(
+        self, q: Tensor, k: Tensor, v: Tensor, output: Tensor, scale: float,
+        entering: Tensor | None, leaving: Tensor | None,
+    ) -> None:  # fmt: skip
+        tile = recurrent_tile(self.architecture, self.key_size, self.value_size)
+        programs = self.sequences * self.heads * triton.cdiv(self.value_size, tile.width)
+        if programs == 0:
+            return
+        decay = self.decays.shared if self.decays.key is None else self.decays.key
+        recur[(programs,)](
+            self.tokens(q), self.tokens(k), self.tokens(v), decay, self.decays.value, self.tokens(output),
+            self.states(entering), self.states(leaving), self.cut, self.heads, scale,
+            D=padded(self.key_size), E=tile.width, PER_TOKEN=self.decays.per_token,
+            PER_CHANNEL=self.decays.key is not None, num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+
+    def tokens(self, x: Tensor | None) -> Tokens | None:
+        return None if x is None else operands.tokens(x, self.heads)
+
+    def states(self, x: Tensor | None, transposed: bool = False) -> operands.States | None:
+        return None if x is None else operands.states(x, transposed)
+
+
+class DecayGradient:
+    """The gradient of the decay of one axis, as the walks that write this axis collect it.
+
+    A decay per channel is written as it is, ``[B, N, H, K]``. A shared one has parts, one for each tile of the axis:
+    ``[B, N, H, tiles]``, or ``[sequences, segments, H, tiles]`` for one number per head.
+
+    Args:
+        into: where it goes in the end; None if nobody asked.
+        walks: 2, or 1 where there is only the walk backward in time.
+    """
+
+    def __init__(self, run: Launcher, like: Tensor, into: Tensor | None, axis: str, walks: int) -> None:
+        self.into = into
+        if into is None:
+            return
+        tile = run.scan_tile(axis, gradient=True)
+        batch, length, _, size = like.shape
+        columns = size if into.ndim == 4 else triton.cdiv(size, tile.width)
+        outer = (run.sequences, run.cut.segments) if into.ndim == 1 else (batch, length)
+        self.parts = into if into.ndim == 4 else into.new_empty(*outer, run.heads, columns)
+        self.given = None
+        if walks == 2:
+            packed = run.cut.cu_seqlens is not None
+            chunks = length // tile.chunk + run.sequences if packed else triton.cdiv(length, tile.chunk)
+            self.given = into.new_empty(batch, chunks, run.heads, columns)
+
+    @property
+    def wanted(self) -> bool:
+        return self.into is not None
+
+    def walk(self, factor: Tensor, edges: Tensor | None = None) -> Gradient | None:
+        return None if self.into is None else Gradient(factor, self.parts, self.given, edges)
+
+    def finish(self) -> None:
+        if self.into is not None and self.into.ndim < 4:
+            torch.sum(self.parts, (0, 1, 3) if self.into.ndim == 1 else 3, out=self.into)
+
+
+def decays_of(p: Attention | States, heads: int) -> Decays:
+    decay = p.decay
+    shared = key = None
+    if decay is not None:
+        if decay.ndim == 4:
+            key = operands.tokens(operands.dense(decay), heads)
+        elif decay.ndim == 3:
+            shared = operands.tokens(decay, heads)
+        else:
+            shared = operands.tokens(decay.contiguous()[None, None], heads)
+    value = None if p.decay_v is None else operands.tokens(operands.dense(p.decay_v), heads)
+    return Decays(shared, decay is not None and decay.ndim == 3, key, value)
+
+
+def cut_attention(p: Attention, schedule: str) -> tuple[Cut, int]:
+    """How a schedule cuts the sequences into segments, and how many sequences there are."""
+    length, sequences = p.q.shape[1], p.state_shape[0]
+    if schedule in ("parallel", "recompute"):
+        tokens = UNIT.value
+    elif schedule == "auto" and not torch.are_deterministic_algorithms_enabled():
+        architecture = architecture_of(p.q.device)
+        tile = scan_tile(
+            architecture, p.q.shape[3], p.v.shape[3], p.q.dtype,
+            p.decay_v is not None or (p.decay is not None and p.decay.ndim == 4), False, False,
+        )  # fmt: skip
+        programs = sequences * p.heads * triton.cdiv(p.v.shape[3], tile.width)
+        wanted = triton.cdiv(2 * architecture.multiprocessors, max(programs, 1))
+        tokens = max(
+            triton.cdiv(triton.cdiv(length, sequences if p.cu_seqlens is not None else 1), wanted), SHORTEST_SEGMENT
+        )
+    else:
+        tokens = length
+    tokens = max(triton.cdiv(tokens, UNIT.value), 1) * UNIT.value
+    if p.cu_seqlens is None:
+        return Cut(None, length, max(triton.cdiv(length, tokens), 1), tokens), sequences
+    return Cut(p.cu_seqlens, length, max(triton.cdiv(length, tokens * sequences), 1), tokens), sequences

@@ -1,0 +1,122 @@
+"""How tensors reach the kernels: a pointer and its strides, and where a program's tokens are."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Segments start at multiples of this many tokens, and the chunk of every kernel divides it.
+UNIT = tl.constexpr(128)
+
+
+class Tokens(NamedTuple):
+    """A tensor ``[B, N, heads, K]`` with a dense last dimension (``[B, N, heads]`` for one number per token)."""
+
+    pointer: Any
+    batch: int  # strides
+    token: int
+    head: int
+    share: int  # how many heads of the call read one head of this tensor
+    size: int  # K
+
+
+class States(NamedTuple):
+    """States ``[sequences, H, edges, R, W]``, whichever of R and W is the key axis."""
+
+    pointer: Any
+    sequence: int  # strides
+    head: int
+    edge: int
+    row: int
+    column: int
+
+
+class Cut(NamedTuple):
+    """How sequences are cut into segments: ``segments`` of ``tokens`` each, or of equal parts of a packed sequence."""
+
+    cu_seqlens: Any  # None where sequences are the batch
+    length: int
+    segments: int
+    tokens: int
+
+
+def tokens(x: Tensor, heads: int) -> Tokens:
+    batch, token, head = x.stride()[:3]
+    return Tokens(x, batch, token, head, heads // x.shape[2], x.shape[3] if x.ndim == 4 else 1)
+
+
+def states(x: Tensor, transposed: bool = False) -> States:
+    """``[sequences, H, edges, D, E]``, or ``[sequences, H, D, E]`` for all edges; ``transposed`` makes E the rows."""
+    sequence, head, *edge, row, column = x.stride()
+    return States(x, sequence, head, edge[0] if edge else 0, *((column, row) if transposed else (row, column)))
+
+
+def dense(x: Tensor) -> Tensor:
+    """``x`` with stride 1 in the last dimension, copied if need be."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+@triton.jit
+def place(cut, sequence, segment):
+    """(batch, the sequence's first token, the segment's first token and end) of a program, as int64."""
+    if cut.cu_seqlens is None:
+        batch = sequence.to(tl.int64)
+        start = batch * 0
+        stop = start + cut.length
+        tokens = cut.tokens
+    else:
+        batch = sequence.to(tl.int64) * 0
+        start = tl.load(cut.cu_seqlens + sequence).to(tl.int64)
+        stop = tl.load(cut.cu_seqlens + sequence + 1).to(tl.int64)
+        tokens = tl.cdiv(tl.cdiv(stop - start, cut.segments), UNIT) * UNIT
+    first = tl.minimum(start + segment * tokens, stop)
+    return batch, start, first, tl.minimum(first + tokens, stop)
+
+
+@triton.jit
+def chunk_index(cut, sequence, start, t, C: tl.constexpr):
+    """A number of its own for each chunk of C tokens of all packed sequences, or of one sample."""
+    chunk = start // C + (t - start) // C
+    return chunk if cut.cu_seqlens is None else chunk + sequence
+
+
+@triton.jit
+def row_of(x, batch, token, head):
+    """Where the row of ``token`` starts."""
+    return x.pointer + batch * x.batch + token * x.token + (head // x.share) * x.head
+
+
+@triton.jit
+def load_rows(x, batch, token, head, rows, valid, columns):
+    """``[C, K]``: ``rows`` after ``token``; zeros outside of the ``valid`` ones and of the tensor."""
+    pointers = row_of(x, batch, token, head) + rows[:, None] * x.token + columns[None, :]
+    return tl.load(pointers, mask=(rows < valid)[:, None] & (columns < x.size)[None, :], other=0.0)
+
+
+@triton.jit
+def store_rows(x, batch, token, head, rows, valid, columns, values):
+    pointers = row_of(x, batch, token, head) + rows[:, None] * x.token + columns[None, :]
+    mask = (rows < valid)[:, None] & (columns < x.size)[None, :]
+    tl.store(pointers, values.to(x.pointer.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def load_state(x, sequence, head, edge, rows, columns, row_size, column_size):
+    mask = (rows < row_size)[:, None] & (columns < column_size)[None, :]
+    return tl.load(state_at(x, sequence, head, edge, rows, columns), mask=mask, other=0.0)
+
+
+@triton.jit
+def store_state(x, sequence, head, edge, rows, columns, row_size, column_size, values):
+    mask = (rows < row_size)[:, None] & (columns < column_size)[None, :]
+    tl.store(state_at(x, sequence, head, edge, rows, columns), values, mask=mask)
+
+
+@triton.jit
+def state_at(x, sequence, head, edge, rows, columns):
+    """Pointers to the elements of one state."""
+    base = x.pointer + sequence.to(tl.int64) * x.sequence + head.to(tl.int64) * x.head + edge.to(tl.int64) * x.edge
+    return base + rows[:, None] * x.row + columns[None, :] * x.column

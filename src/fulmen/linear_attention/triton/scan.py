@@ -1,0 +1,184 @@
+"""The kernel that walks the chunks of a segment. All of linear attention, forward and backward, is this one walk.
+
+    S ← e^total ⊙ S + Σ_j (w_j ⊙ y_j) z_jᵀ           the state [R, W], over the chunks of the segment
+    r_i = (w_i ⊙ x_i) S + Σ_j w_ij (x_i · y_j) z_j   what the tokens of a chunk get, from the state before it
+
+Forward in time with (x, y, z) = (q, k, v) it is the output, and with (do, v, k), the two axes exchanged, dq. Backward
+in time with (v, do, q) it is dk, and with (k, q, do) dv; S is then the gradient of the state.
+
+The gradient of a decay of the written axis is collected on the way, from sums that do not cancel (docs, section 4). It
+needs the walks in both directions: (do, v, k) and (v, do, q) for the key axis, (q, k, v) and (k, q, do) for the value
+axis, with m the factor of r in the loss, which is q, k, do and v. A pair of tokens counts for every token between:
+
+    i and j in one chunk                    the forward walk, or at each border the one that holds the token's side
+    i in the chunk, j before or after it    Σ m_i ⊙ r_i over the tokens i from which t is on the way to the border
+    neither in it                           crossing = e^total ⊙ S_before ⊙ dS_after, summed over the read axis
+
+Crossing would need both states at once. But held = S ⊙ dS, so summed, at the border of two chunks is crossing plus what
+the one chunk adds: held_before = crossing + given, held_after = crossing + taken, with given = S_before ⊙ (what the
+chunk adds to dS) known to the forward walk, which stores it, and taken = dS_after ⊙ (what it adds to S) known to the
+backward walk, which starts from held at the end of its segment. Both are formed from the very products that the other
+walk adds to its state, so that nothing is lost but the last bits of float32.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from fulmen.linear_attention.triton.decays import (
+    channel_logs,
+    channel_weights,
+    decayed,
+    entering_mask,
+    pair_weights,
+    remaining,
+    shared_logs,
+    shared_weights,
+    triangle,
+    weigh,
+)
+from fulmen.linear_attention.triton.inside_chunk import collect, contribution, scores, shared_gradient
+from fulmen.linear_attention.triton.operands import (
+    chunk_index,
+    load_rows,
+    load_state,
+    place,
+    row_of,
+    store_rows,
+    store_state,
+)
+from fulmen.linear_attention.triton.products import product, sum_where
+
+
+@triton.jit
+def scan(
+    x, y, z, result,  # Tokens; without y and z, only the states that enter the segments are read
+    decay, read_decay, write_decay,  # the shared decay, and those of the channels of either axis; Tokens or None
+    entering, leaving,  # States by edge; None: zeros enter, what leaves is not stored
+    m, decay_grad, given, edges,  # for the gradient of the written axis' decay; edges are the states S where S is dS
+    cut, heads, write_size, scale,
+    C: tl.constexpr, R: tl.constexpr, W: tl.constexpr, LEVELS: tl.constexpr,
+    PER_TOKEN: tl.constexpr, BACKWARD: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    tiles = tl.cdiv(write_size, W)
+    program = tl.program_id(0)
+    tile, head = program % tiles, program // tiles % heads
+    segment, sequence = program // (tiles * heads) % cut.segments, program // (tiles * heads * cut.segments)
+    batch, start, first, last = place(cut, sequence, segment)
+    rows, reads, writes = tl.arange(0, C), tl.arange(0, R), tile * W + tl.arange(0, W)
+    before, after = segment, segment + 1
+    if BACKWARD:
+        before, after = segment + 1, segment
+
+    state = tl.zeros([R, W], tl.float32)
+    if entering is not None:
+        state = load_state(entering, sequence, head, before, reads, writes, x.size, write_size)
+    if m is not None:
+        # Gradients of a shared decay have one column for each tile, to be added up.
+        CHANNEL: tl.constexpr = write_decay is not None
+        columns = tile + tl.arange(0, 1)
+        if CHANNEL:
+            columns = writes
+        of_head = tl.zeros([1], tl.float32)
+        held = tl.zeros([W if CHANNEL else 1], tl.float32)
+        if BACKWARD:
+            other = load_state(edges, sequence, head, before, reads, writes, x.size, write_size)
+            held = sum_reads(state * other, CHANNEL)
+
+    steps = tl.cdiv(last - first, C).to(tl.int32)
+    for step in range(0, steps):
+        t = first + step * C
+        if BACKWARD:
+            t = first + (steps - 1 - step) * C
+        valid = last - t
+        x_rows = load_rows(x, batch, t, head, rows, valid, reads)
+
+        # The logarithms of the chunk's decays, and the weights of its rows up to the border where the state enters.
+        enter, leave = entering_mask(rows, BACKWARD), entering_mask(rows, not BACKWARD)
+        logs, read_logs, write_logs, x_weights, weights = None, None, None, None, None
+        if decay is not None:
+            logs = shared_logs(decay, batch, t, head, rows, valid, PER_TOKEN)
+            weights = shared_weights(logs, enter)[:, None]
+        if read_decay is not None:
+            read_logs = channel_logs(read_decay, batch, t, head, rows, valid, reads)
+            x_weights = channel_weights(read_logs, enter)
+        if write_decay is not None:
+            write_logs = channel_logs(write_decay, batch, t, head, rows, valid, writes)
+            weights = weigh(channel_weights(write_logs, enter), weights)
+
+        # What the state gives to the tokens.
+        x_entering = weigh(x_rows, x_weights)
+        values = weigh(product(x_entering, state, PRECISION), weights)
+        if m is not None:
+            m_rows = load_rows(m, batch, t, head, rows, valid, writes)
+            gradient = sum_on_the_way(m_rows * values, tl.trans(enter), CHANNEL)
+            exchanged = state * product(tl.trans(x_entering), weigh(m_rows, weights), PRECISION)
+            exchanged = sum_reads(exchanged, CHANNEL)
+
+        # What the tokens leave of the state and add to it, and what they give to each other.
+        state = decayed(state, logs, read_logs, write_logs)
+        if y is not None:
+            y_rows = load_rows(y, batch, t, head, rows, valid, reads)
+            z_rows = load_rows(z, batch, t, head, rows, valid, writes)
+            added = contribution(y_rows, z_rows, logs, read_logs, write_logs, leave, PRECISION)
+            pairs = scores(x_rows, y_rows, read_logs, rows, LEVELS, BACKWARD, PRECISION)
+            if decay is not None:
+                pairs *= pair_weights(logs, rows, PER_TOKEN, BACKWARD)
+            pairs = tl.where(triangle(rows, BACKWARD), pairs, 0.0)
+            if BACKWARD:
+                added *= scale
+                pairs *= scale
+            state += added
+            if m is None:
+                values += collect(pairs, z_rows, None, write_logs, rows, LEVELS, BACKWARD, PRECISION)[0]
+            else:
+                inside, of_pairs = collect(pairs, z_rows, m_rows, write_logs, rows, LEVELS, BACKWARD, PRECISION)
+                values += inside
+                if CHANNEL:
+                    gradient += of_pairs
+                elif not BACKWARD:
+                    gradient += shared_gradient(pairs, m_rows, z_rows, rows, PRECISION)[:, None]
+        if not BACKWARD:
+            values *= scale
+        if result is not None:
+            store_rows(result, batch, t, head, rows, valid, writes, values)
+
+        if m is not None:
+            if y is not None:
+                chunk = row_of(given, batch, chunk_index(cut, sequence, start, t, C), head) + columns
+            if BACKWARD:
+                held = tl.where(remaining(logs, write_logs) > 0.0, held - exchanged, 0.0)
+                gradient += held[None, :]  # here it is what crosses the chunk
+                if y is not None:
+                    held += tl.load(chunk, mask=columns < given.size, other=0.0)
+            else:
+                gradient *= scale
+                tl.store(chunk, exchanged * scale, mask=columns < given.size)
+            if decay is not None and not CHANNEL and not PER_TOKEN:
+                of_head += tl.sum(tl.where((rows < valid)[:, None], gradient, 0.0), 0)
+            else:
+                if BACKWARD and y is not None:
+                    gradient += load_rows(decay_grad, batch, t, head, rows, valid, columns)
+                store_rows(decay_grad, batch, t, head, rows, valid, columns, gradient)
+
+    if leaving is not None:
+        store_state(leaving, sequence, head, after, reads, writes, x.size, write_size, state)
+    if m is not None and decay is not None and not CHANNEL and not PER_TOKEN:
+        total = row_of(decay_grad, sequence.to(tl.int64), segment, head) + columns
+        if BACKWARD and y is not None:
+            of_head += tl.load(total)
+        tl.store(total, of_head)
+
+
+@triton.jit
+def sum_reads(x, CHANNEL: tl.constexpr):
+    """Over the read axis of ``[R, W]``, and without a decay per channel over both: ``[W]`` or ``[1]``."""
+    total = tl.sum(x, 0)
+    return total if CHANNEL else tl.sum(total, 0, keep_dims=True)
+
+
+@triton.jit
+def sum_on_the_way(x, mask, CHANNEL: tl.constexpr):
+    """``[C, W]`` or, without a decay per channel, ``[C, 1]``: the sum over the masked tokens of ``x`` ``[C, W]``."""
+    return sum_where(mask, x) if CHANNEL else tl.sum(tl.where(mask, tl.sum(x, 1)[None, :], 0.0), 1)[:, None]

@@ -1,0 +1,115 @@
+"""Kernels for the states alone: what segments add to them, and folding that into the states at the segments' edges."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from fulmen.linear_attention.triton.decays import channel_logs, decayed, entering_mask, shared_logs
+from fulmen.linear_attention.triton.inside_chunk import contribution
+from fulmen.linear_attention.triton.operands import load_rows, load_state, place, row_of, store_state
+
+
+@triton.jit
+def summarise(
+    y, z, decay, read_decay, write_decay, edges,
+    cut, heads, scale,
+    C: tl.constexpr, R: tl.constexpr, W: tl.constexpr,
+    PER_TOKEN: tl.constexpr, BACKWARD: tl.constexpr, CARRY: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """What each segment adds to the state: S = Σ_j (w_j ⊙ y_j) z_jᵀ, w_j the decay from j to the segment's end (or,
+    backward in time, to its start). Written to the edge behind the segment.
+
+    With ``CARRY`` one program walks all segments and the state goes along, from the one at the first edge.
+    """
+    tiles = tl.cdiv(z.size, W)
+    program = tl.program_id(0)
+    tile, head = program % tiles, program // tiles % heads
+    rows, reads, writes = tl.arange(0, C), tl.arange(0, R), tile * W + tl.arange(0, W)
+    leave = entering_mask(rows, not BACKWARD)
+    state = tl.zeros([R, W], tl.float32)
+    if CARRY:
+        sequence, own, count = program // (tiles * heads), 0, cut.segments
+        state = load_state(edges, sequence, head, sequence * 0, reads, writes, y.size, z.size)
+    else:
+        own, sequence = program // (tiles * heads) % cut.segments, program // (tiles * heads * cut.segments)
+        count = 1
+    for i in range(0, count):
+        segment = own + i
+        batch, _, first, last = place(cut, sequence, segment)
+        steps = tl.cdiv(last - first, C).to(tl.int32)
+        for step in range(0, steps):
+            t = first + step * C
+            if BACKWARD:
+                t = first + (steps - 1 - step) * C
+            valid = last - t
+            logs, read_logs, write_logs = None, None, None
+            if decay is not None:
+                logs = shared_logs(decay, batch, t, head, rows, valid, PER_TOKEN)
+            if read_decay is not None:
+                read_logs = channel_logs(read_decay, batch, t, head, rows, valid, reads)
+            if write_decay is not None:
+                write_logs = channel_logs(write_decay, batch, t, head, rows, valid, writes)
+            y_rows = load_rows(y, batch, t, head, rows, valid, reads)
+            z_rows = load_rows(z, batch, t, head, rows, valid, writes)
+            state = decayed(state, logs, read_logs, write_logs)
+            state += scale * contribution(y_rows, z_rows, logs, read_logs, write_logs, leave, PRECISION)
+        behind = program * 0 + segment
+        if not BACKWARD:
+            behind += 1
+        store_state(edges, sequence, head, behind, reads, writes, y.size, z.size, state)
+
+
+@triton.jit
+def sum_segments(decay, totals, cut, heads, C: tl.constexpr, K: tl.constexpr):
+    """``totals`` ``[sequences, segments, H, K]``: the sum of the logarithms of a decay over each segment."""
+    tiles = tl.cdiv(decay.size, K)
+    program = tl.program_id(0)
+    tile, head = program % tiles, program // tiles % heads
+    segment, sequence = program // (tiles * heads) % cut.segments, program // (tiles * heads * cut.segments)
+    batch, _, first, last = place(cut, sequence, segment)
+    rows, columns = tl.arange(0, C), tile * K + tl.arange(0, K)
+    total = tl.zeros([K], tl.float32)
+    for step in range(0, tl.cdiv(last - first, C).to(tl.int32)):
+        t = first + step * C
+        total += tl.sum(load_rows(decay, batch, t, head, rows, last - t, columns).to(tl.float32), 0)
+    into = row_of(totals, sequence.to(tl.int64), segment, head) + columns
+    tl.store(into, total, mask=columns < decay.size)
+
+
+@triton.jit
+def fold(
+    edges, head_decay, shared_totals, read_totals, write_totals, cut, heads, read_size, write_size,
+    R: tl.constexpr, W: tl.constexpr, BACKWARD: tl.constexpr,
+):  # fmt: skip
+    """Turn what the segments add, at the edges behind them, into the states at these edges, in place:
+    S ← e^total ⊙ S + (what the segment adds), from the state at the first edge (backward in time: at the last).
+    """
+    read_tiles, write_tiles = tl.cdiv(read_size, R), tl.cdiv(write_size, W)
+    program = tl.program_id(0)
+    reads = program // write_tiles % read_tiles * R + tl.arange(0, R)
+    writes = program % write_tiles * W + tl.arange(0, W)
+    head, sequence = program // (write_tiles * read_tiles) % heads, program // (write_tiles * read_tiles * heads)
+    edge = sequence * 0
+    if BACKWARD:
+        edge += cut.segments
+    state = load_state(edges, sequence, head, edge, reads, writes, read_size, write_size)
+    for _ in range(0, cut.segments):
+        segment, behind = edge, edge + 1
+        if BACKWARD:
+            segment, behind = edge - 1, edge - 1
+        if head_decay is not None:
+            _, _, first, last = place(cut, sequence, segment)
+            log = tl.load(head_decay.pointer + head).to(tl.float32) * (last - first).to(tl.float32)
+            state *= tl.exp(tl.where(last > first, log, 0.0))
+        if shared_totals is not None:
+            state *= tl.exp(tl.load(row_of(shared_totals, sequence, segment, head)))
+        if read_totals is not None:
+            logs = tl.load(row_of(read_totals, sequence, segment, head) + reads, mask=reads < read_size, other=0.0)
+            state *= tl.exp(logs)[:, None]
+        if write_totals is not None:
+            logs = tl.load(row_of(write_totals, sequence, segment, head) + writes, mask=writes < write_size, other=0.0)
+            state *= tl.exp(logs)[None, :]
+        state += load_state(edges, sequence, head, behind, reads, writes, read_size, write_size)
+        store_state(edges, sequence, head, behind, reads, writes, read_size, write_size, state)
+        edge = behind
