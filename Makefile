@@ -11,7 +11,7 @@ CORE_SOURCES := CMakeLists.txt $(wildcard csrc/*)
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup bench test test-isa test-all lint format clean
+.PHONY: setup bench test test-isa test-all test-gpu-static lint format clean
 
 setup: $(STAMP)
 
@@ -27,6 +27,7 @@ bench: setup
 
 test: setup
 	$(RUN)/pytest -n 2 -m 'not slow'
+	TRITON_INTERPRET=1 $(RUN)/pytest -n 2 -q -m 'gpu and not slow'
 	$(MAKE) test-isa
 
 # The core's tests once more on each build that is not the default here.
@@ -39,6 +40,10 @@ test-isa: setup
 test-all: setup
 	$(RUN)/pytest -n 2
 	$(MAKE) test-isa
+
+# Every test of a backend, on the Triton kernels in the interpreter.
+test-gpu-static: setup
+	TRITON_INTERPRET=1 $(RUN)/pytest -n 2 -k triton
 
 lint: setup
 	$(RUN)/ruff check .

@@ -1,4 +1,13 @@
-"""Tile sizes, warps and stages of every kernel."""
+"""Tile sizes, warps and stages of every kernel: a table, no autotuning, so the first call is as fast as any other and
+the same call gives the same bits on every machine with the same architecture.
+
+How entries were chosen: by compiling (`fulmen inspect`), since no GPU was at hand. An entry is the widest tile that
+spills nothing, or least, in bfloat16 and float16. Widest, because a program reads the whole of x and y for each tile of
+the written axis: at 128 channels, 64 columns request 1.5 times the bytes of one read of everything, 32 columns 2.5 times.
+One stage, because a second one held operands in registers for longer and spilled.
+What limits: with R channels of the read axis a program holds its state [R, width], x and y [chunk, R], and Triton lets
+every warp hold a whole operand of a product whose result has fewer rows than columns; so chunks are short.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +22,25 @@ class Tile(NamedTuple):
     chunk: int  # tokens walked at once
     width: int  # channels of the written axis in one program
     warps: int
-    stages: int  # of the loads' pipeline
+    stages: int = 1  # of the loads' pipeline
+
+
+# By what a walk does and the (padded) channels it reads: up to 64, 128, 256, 512.
+_NVIDIA = {
+    "shared": {64: Tile(32, 64, 4), 128: Tile(32, 64, 8), 256: Tile(16, 32, 8), 512: Tile(16, 16, 8)},
+    "shared, gradient": {64: Tile(16, 64, 4), 128: Tile(16, 64, 8), 256: Tile(16, 32, 8), 512: Tile(16, 16, 8)},
+    "channel": {64: Tile(16, 64, 4), 128: Tile(16, 32, 8), 256: Tile(16, 32, 8), 512: Tile(16, 16, 8)},
+    "channel, gradient": {64: Tile(16, 64, 4), 128: Tile(16, 32, 8), 256: Tile(16, 32, 8), 512: Tile(16, 16, 8)},
+}
+_AMD = {
+    "shared": {64: Tile(32, 64, 4), 128: Tile(32, 64, 4), 256: Tile(16, 32, 4), 512: Tile(16, 16, 4)},
+    "shared, gradient": {64: Tile(16, 64, 4), 128: Tile(16, 64, 4), 256: Tile(16, 32, 4), 512: Tile(16, 16, 4)},
+    "channel": {64: Tile(16, 64, 4), 128: Tile(16, 64, 4), 256: Tile(16, 32, 4), 512: Tile(16, 16, 4)},
+    "channel, gradient": {64: Tile(16, 64, 4), 128: Tile(16, 64, 4), 256: Tile(16, 32, 4), 512: Tile(16, 16, 4)},
+}
+_TABLE = {"cuda": _NVIDIA, "hip": _AMD}
+# The "recompute" schedule trades reads for shared memory.
+_SMALL_WIDTH = 32
 
 
 def padded(size: int) -> int:
@@ -24,24 +51,27 @@ def padded(size: int) -> int:
 def scan_tile(
     architecture: Architecture, read: int, write: int, dtype: torch.dtype, channel: bool, gradient: bool, small: bool
 ) -> Tile:
-    chunk = 16 if channel else 64 if read <= 128 else 32
+    """For a walk over chunks, or a summary of segments.
+
+    Args:
+        read: channels of the axis that is summed over; write: of the other one.
+        channel: whether an axis has a decay per channel.
+        gradient: whether the gradient of a decay is collected.
+        small: for the "recompute" schedule.
+    """
+    what = ("channel" if channel else "shared") + (", gradient" if gradient else "")
+    tile = _TABLE[architecture.backend][what][max(64, padded(read))]
     if dtype == torch.float32:
-        chunk = min(chunk, 32) if read <= 128 else 16
-    width = 64 if read <= 128 else 32
-    if small or gradient:
-        width, chunk = 32, min(chunk, 32)
-    return Tile(chunk, min(width, padded(write)), 4, 1)
+        tile = tile._replace(chunk=16)  # operands take twice the room
+    width = min(tile.width, padded(write), _SMALL_WIDTH if small else tile.width)
+    return tile._replace(width=width)
 
 
-def summarise_tile(
-    architecture: Architecture, read: int, write: int, dtype: torch.dtype, channel: bool, small: bool
-) -> Tile:
-    return scan_tile(architecture, read, write, dtype, channel, False, small)
+def fold_tile() -> Tile:
+    """``chunk`` rows and ``width`` columns of a state; memory is all that counts."""
+    return Tile(32, 64, 4)
 
 
-def fold_tile(architecture: Architecture) -> Tile:
-    return Tile(32, 64, 4, 1)
-
-
-def recurrent_tile(architecture: Architecture, read: int, write: int) -> Tile:
-    return Tile(1, min(max(4096 // padded(read), 16), padded(write)), 4, 1)
+def recurrent_tile(read: int, write: int) -> Tile:
+    """The state of 4096 elements at most stays in 32 registers of each thread."""
+    return Tile(1, min(max(4096 // padded(read), 16), padded(write)), 4)

@@ -47,20 +47,19 @@ def entering_mask(rows, BACKWARD: tl.constexpr):
 
 
 @triton.jit
-def border_mask(rows, SIZE: tl.constexpr):
-    """Which tokens (columns) stand between each row and the border of the two blocks of ``SIZE`` it belongs to."""
-    border = (rows // (2 * SIZE) * (2 * SIZE) + SIZE)[:, None]
+def border_mask(rows, level):
+    """Which tokens (columns) stand between each row and the border of the two blocks of 2^level it belongs to."""
+    border = (((rows >> (level + 1)) * 2 + 1) << level)[:, None]
     row, token = rows[:, None], rows[None, :]
     return ((token <= row) & (token >= border)) | ((token > row) & (token < border))
 
 
 @triton.jit
-def pair_mask(rows, SIZE: tl.constexpr, BACKWARD: tl.constexpr):
-    """Which pairs (row, column) meet at the border of two blocks of ``SIZE``: the row reads the column across it."""
-    same = rows[:, None] // (2 * SIZE) == rows[None, :] // (2 * SIZE)
-    later = rows[:, None] // SIZE > rows[None, :] // SIZE
-    earlier = rows[:, None] // SIZE < rows[None, :] // SIZE
-    return same & (earlier if BACKWARD else later)
+def pair_mask(rows, level, BACKWARD: tl.constexpr):
+    """Which pairs (row, column) meet at the border of two blocks of 2^level: the row reads the column across it."""
+    row, column = rows[:, None], rows[None, :]
+    same = (row >> (level + 1)) == (column >> (level + 1))
+    return same & ((row >> level) < (column >> level) if BACKWARD else (row >> level) > (column >> level))
 
 
 @triton.jit
@@ -105,7 +104,7 @@ def weigh(x, weights):
 def remaining(logs, write_logs):
     """What all tokens of the chunk leave of the state, ``[W]``, or ``[1]`` where the decay is a shared one."""
     if write_logs is None:
-        left = tl.exp(tl.sum(logs, 0, keep_dims=True))
+        left = tl.exp(tl.sum(logs[None, :], 1))
     else:
         left = tl.exp(tl.sum(write_logs, 0))
         if logs is not None:

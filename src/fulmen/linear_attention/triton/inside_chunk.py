@@ -24,9 +24,9 @@ def scores(x, y, logs, rows, LEVELS: tl.constexpr, BACKWARD: tl.constexpr, PRECI
         itself = tl.sum(x.to(tl.float32) * y.to(tl.float32), 1)
         result = tl.where(rows[:, None] == rows[None, :], itself[:, None], 0.0)
         for level in tl.static_range(LEVELS):
-            weights = channel_weights(logs, border_mask(rows, 1 << level))
+            weights = channel_weights(logs, border_mask(rows, level))
             across = product(x * weights, tl.trans(y * weights), PRECISION)
-            result = tl.where(pair_mask(rows, 1 << level, BACKWARD), across, result)
+            result = tl.where(pair_mask(rows, level, BACKWARD), across, result)
     return result
 
 
@@ -47,9 +47,9 @@ def collect(
         result = itself[:, None] * z
         gradient = tl.zeros_like(result)
         for level in tl.static_range(LEVELS):
-            border = border_mask(rows, 1 << level)
+            border = border_mask(rows, level)
             weights = channel_weights(logs, border)
-            met = tl.where(pair_mask(rows, 1 << level, BACKWARD), pairs, 0.0)
+            met = tl.where(pair_mask(rows, level, BACKWARD), pairs, 0.0)
             across = weights * product(met, z * weights, PRECISION)
             result += across
             if m is not None:
@@ -64,7 +64,11 @@ def shared_gradient(pairs, m, z, rows, PRECISION: tl.constexpr):
     A pair counts p_ij (m_i · z_j) for every token t with j < t ≤ i. Pairs j = i never enter: they do not decay.
     """
     earlier = rows[:, None] > rows[None, :]
-    counted = tl.where(earlier, pairs * product(m, tl.trans(z), PRECISION), 0.0)
+    counted = tl.zeros_like(pairs)
+    # Triton gives all products of one block that depend on each other the same layout, and this small square one would
+    # make that a layout where every warp holds whole operands. The condition always holds, and LLVM drops it.
+    if tl.program_id(0) >= 0:
+        counted = tl.where(earlier, pairs * product(m, tl.trans(z), PRECISION), 0.0)
     return tl.sum(tl.where(earlier, tl.cumsum(counted, 0, reverse=True), 0.0), 1)
 
 

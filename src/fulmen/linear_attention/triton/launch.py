@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from fulmen.gpu.architectures import Architecture, architecture_of
-from fulmen.gpu.tiles import Tile, fold_tile, padded, recurrent_tile, scan_tile, summarise_tile
+from fulmen.gpu.tiles import Tile, fold_tile, padded, recurrent_tile, scan_tile
 from fulmen.linear_attention.problem import Attention, States
 from fulmen.linear_attention.triton import operands
 from fulmen.linear_attention.triton.operands import UNIT, Cut, Tokens
@@ -120,9 +120,7 @@ class Launcher:
         self, y: Tensor, z: Tensor, edges: Tensor, *, backward: bool = False, scale: float = 1.0, carry: bool = False
     ) -> None:
         """Write what each segment adds to the edge behind it; with ``carry``, the states themselves."""
-        tile = summarise_tile(
-            self.architecture, self.key_size, self.value_size, self.dtype, self.decays.channel, self.small
-        )
+        tile = self.scan_tile("value", gradient=False)
         programs = self.sequences * self.heads * triton.cdiv(self.value_size, tile.width)
         programs *= 1 if carry else self.cut.segments
         if programs == 0:
@@ -137,7 +135,7 @@ class Launcher:
 
     def fold(self, edges: Tensor, *, backward: bool = False) -> None:
         """Turn what segments add, at the edges behind them, into the states there."""
-        tile = fold_tile(self.architecture)
+        tile = fold_tile()
         rows, width = min(tile.chunk, padded(self.key_size)), min(tile.width, padded(self.value_size))
         programs = self.sequences * self.heads
         programs *= triton.cdiv(self.key_size, rows) * triton.cdiv(self.value_size, width)
@@ -159,7 +157,7 @@ class Launcher:
         if decay is None:
             return None
         sums = like.new_empty(self.sequences, self.cut.segments, self.heads, decay.size)
-        tile = fold_tile(self.architecture)
+        tile = fold_tile()
         width = min(tile.width, padded(decay.size))
         programs = self.sequences * self.cut.segments * self.heads * triton.cdiv(decay.size, width)
         sum_segments[(programs,)](
@@ -172,7 +170,7 @@ class Launcher:
         self, q: Tensor, k: Tensor, v: Tensor, output: Tensor, scale: float,
         entering: Tensor | None, leaving: Tensor | None,
     ) -> None:  # fmt: skip
-        tile = recurrent_tile(self.architecture, self.key_size, self.value_size)
+        tile = recurrent_tile(self.key_size, self.value_size)
         programs = self.sequences * self.heads * triton.cdiv(self.value_size, tile.width)
         if programs == 0:
             return

@@ -15,10 +15,10 @@ axis, with m the factor of r in the loss, which is q, k, do and v. A pair of tok
     neither in it                           crossing = e^total ⊙ S_before ⊙ dS_after, summed over the read axis
 
 Crossing would need both states at once. But held = S ⊙ dS, so summed, at the border of two chunks is crossing plus what
-the one chunk adds: held_before = crossing + given, held_after = crossing + taken, with given = S_before ⊙ (what the
-chunk adds to dS) known to the forward walk, which stores it, and taken = dS_after ⊙ (what it adds to S) known to the
-backward walk, which starts from held at the end of its segment. Both are formed from the very products that the other
-walk adds to its state, so that nothing is lost but the last bits of float32.
+the one chunk adds: held_before = crossing + given, held_after = crossing + taken. Σ m_i ⊙ r_i over the chunk, with what
+came from the state, is given in the forward walk, which stores it, and taken in the backward walk, which starts from
+held at the end of its segment. That subtracts, but in float32 and only what belongs to one border: where a chunk
+forgets, crossing is 0 and the walk starts anew, and elsewhere the error is that of a few float32 sums.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def scan(
         held = tl.zeros([W if CHANNEL else 1], tl.float32)
         if BACKWARD:
             other = load_state(edges, sequence, head, before, reads, writes, x.size, write_size)
-            held = sum_reads(state * other, CHANNEL)
+            held = sum_rows(state * other, CHANNEL)
 
     steps = tl.cdiv(last - first, C).to(tl.int32)
     for step in range(0, steps):
@@ -108,13 +108,11 @@ def scan(
             weights = weigh(channel_weights(write_logs, enter), weights)
 
         # What the state gives to the tokens.
-        x_entering = weigh(x_rows, x_weights)
-        values = weigh(product(x_entering, state, PRECISION), weights)
+        values = weigh(product(weigh(x_rows, x_weights), state, PRECISION), weights)
         if m is not None:
             m_rows = load_rows(m, batch, t, head, rows, valid, writes)
             gradient = sum_on_the_way(m_rows * values, tl.trans(enter), CHANNEL)
-            exchanged = state * product(tl.trans(x_entering), weigh(m_rows, weights), PRECISION)
-            exchanged = sum_reads(exchanged, CHANNEL)
+            exchanged = sum_rows(m_rows * values, CHANNEL)
 
         # What the tokens leave of the state and add to it, and what they give to each other.
         state = decayed(state, logs, read_logs, write_logs)
@@ -172,10 +170,10 @@ def scan(
 
 
 @triton.jit
-def sum_reads(x, CHANNEL: tl.constexpr):
-    """Over the read axis of ``[R, W]``, and without a decay per channel over both: ``[W]`` or ``[1]``."""
+def sum_rows(x, CHANNEL: tl.constexpr):
+    """Over the rows of ``[.., W]``, and without a decay per channel over all: ``[W]`` or ``[1]``."""
     total = tl.sum(x, 0)
-    return total if CHANNEL else tl.sum(total, 0, keep_dims=True)
+    return total if CHANNEL else tl.sum(total[None, :], 1)
 
 
 @triton.jit
