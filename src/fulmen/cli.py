@@ -31,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     from fulmen import __version__
+    from fulmen.gpu.architectures import ARCHITECTURES, DECAYS
 
     parser = argparse.ArgumentParser(prog="fulmen", description="Linear attention, and the lab that measures it.")
     parser.add_argument("--version", action="version", version=f"fulmen {__version__}")
@@ -60,6 +61,14 @@ def build_parser() -> argparse.ArgumentParser:
         "--json", type=output_file, metavar="FILE", help="also write the figures, with the environment, to FILE"
     )
     bench.set_defaults(run=run_bench)
+
+    inspect = commands.add_parser("inspect", help="compile the Triton kernels for every GPU architecture; needs no GPU")
+    inspect.add_argument("--arch", action="append", choices=sorted(ARCHITECTURES), help="only this one (repeatable)")
+    inspect.add_argument("--decay", action="append", choices=DECAYS, help="only this one (repeatable)")
+    inspect.add_argument("--kernel", metavar="TEXT", help="only kernels whose name has TEXT in it")
+    inspect.add_argument("--all", action="store_true", help="also float16 and float32, 256 channels, and D != E")
+    inspect.add_argument("--json", type=output_file, metavar="FILE", help="also write the table to FILE")
+    inspect.set_defaults(run=run_inspect)
     return parser
 
 
@@ -79,6 +88,14 @@ def run_bench(options: argparse.Namespace) -> None:
         from fulmen.bench import overview
 
         overview.run(options.lengths, options.json)
+
+
+def run_inspect(options: argparse.Namespace) -> None:
+    from fulmen.gpu import inspection
+    from fulmen.gpu.architectures import ARCHITECTURES, DECAYS
+
+    archs, decays = options.arch or list(ARCHITECTURES), options.decay or list(DECAYS)
+    inspection.run(archs, decays, options.kernel, options.all, options.json)
 
 
 def output_file(text: str) -> Path:

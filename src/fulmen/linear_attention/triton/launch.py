@@ -210,7 +210,7 @@ class DecayGradient:
         outer = (run.sequences, run.cut.segments) if into.ndim == 1 else (batch, length)
         self.parts = into if into.ndim == 4 else into.new_empty(*outer, run.heads, columns)
         self.given = None
-        if walks == 2:
+        if walks == 2 and into.ndim == 1:  # other forms hold it in the gradient itself
             packed = run.cut.cu_seqlens is not None
             chunks = length // tile.chunk + run.sequences if packed else triton.cdiv(length, tile.chunk)
             self.given = into.new_empty(batch, chunks, run.heads, columns)

@@ -77,6 +77,7 @@ def scan(
     if m is not None:
         # Gradients of a shared decay have one column for each tile, to be added up.
         CHANNEL: tl.constexpr = write_decay is not None
+        PER_HEAD: tl.constexpr = write_decay is None and not PER_TOKEN
         columns = tile + tl.arange(0, 1)
         if CHANNEL:
             columns = writes
@@ -143,26 +144,30 @@ def scan(
             store_rows(result, batch, t, head, rows, valid, writes, values)
 
         if m is not None:
-            if y is not None:
-                chunk = row_of(given, batch, chunk_index(cut, sequence, start, t, C), head) + columns
             if BACKWARD:
                 held = tl.where(remaining(logs, write_logs) > 0.0, held - exchanged, 0.0)
                 gradient += held[None, :]  # here it is what crosses the chunk
-                if y is not None:
-                    held += tl.load(chunk, mask=columns < given.size, other=0.0)
             else:
                 gradient *= scale
-                tl.store(chunk, exchanged * scale, mask=columns < given.size)
-            if decay is not None and not CHANNEL and not PER_TOKEN:
+            if PER_HEAD:
                 of_head += tl.sum(tl.where((rows < valid)[:, None], gradient, 0.0), 0)
+                if y is not None:
+                    chunk = row_of(given, batch, chunk_index(cut, sequence, start, t, C), head) + columns
+                    if BACKWARD:
+                        held += tl.load(chunk)
+                    else:
+                        tl.store(chunk, exchanged * scale)
             else:
                 if BACKWARD and y is not None:
-                    gradient += load_rows(decay_grad, batch, t, head, rows, valid, columns)
+                    forward = load_rows(decay_grad, batch, t, head, rows, valid, columns)
+                    gradient += forward
+                    # All tokens of the chunk counted for its first one: there stands what the forward walk gave.
+                    held += tl.sum(tl.where((rows == 0)[:, None], forward, 0.0), 0)
                 store_rows(decay_grad, batch, t, head, rows, valid, columns, gradient)
 
     if leaving is not None:
         store_state(leaving, sequence, head, after, reads, writes, x.size, write_size, state)
-    if m is not None and decay is not None and not CHANNEL and not PER_TOKEN:
+    if m is not None and PER_HEAD:
         total = row_of(decay_grad, sequence.to(tl.int64), segment, head) + columns
         if BACKWARD and y is not None:
             of_head += tl.load(total)
