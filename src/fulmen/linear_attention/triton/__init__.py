@@ -8,7 +8,10 @@ few as fill the card. The backward walks forward in time for dq, and backward in
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -25,8 +28,21 @@ if interpreted():
 
 
 AnyCall = TypeVar("AnyCall", Attention, States)
+Run = TypeVar("Run", bound=Callable[..., None])
 
 
+def on_its_device(run: Run) -> Run:
+    """Launch where the tensors are: Triton launches on the current device."""
+
+    @wraps(run)
+    def switched(p: Attention | States | Step, *args: Any) -> None:
+        with torch.cuda.device(p.k.device) if p.k.is_cuda else nullcontext():
+            run(p, *args)
+
+    return cast(Run, switched)
+
+
+@on_its_device
 def forward(p: Attention, output: Tensor, state: Tensor | None) -> None:
     p = with_dense_rows(p)
     run = Launcher(p, *cut_attention(p, p.schedule), small=False)
@@ -44,6 +60,7 @@ def forward(p: Attention, output: Tensor, state: Tensor | None) -> None:
     )  # fmt: skip
 
 
+@on_its_device
 def backward(p: Attention, grad_output: Tensor | None, grad_state: Tensor | None, grads: Gradients) -> None:
     assert grads.q is not None
     p = with_dense_rows(p)
@@ -117,6 +134,7 @@ def backward_from_states(
     value.finish()
 
 
+@on_its_device
 def step(p: Step, output: Tensor) -> None:
     """A sequence of one token, its state updated where it is."""
     decay = p.decay if p.decay is None or p.decay.ndim == 1 else p.decay[:, None]
@@ -127,6 +145,7 @@ def step(p: Step, output: Tensor) -> None:
     run.recur(whole.q, whole.k, whole.v, output[:, None], p.scale, p.state, p.state)
 
 
+@on_its_device
 def states_forward(p: States, states: Tensor) -> None:
     p = with_dense_rows(p)
     run = Launcher(p, *cut_states(p), small=False)
@@ -139,6 +158,7 @@ def states_forward(p: States, states: Tensor) -> None:
         run.fold(states)
 
 
+@on_its_device
 def states_backward(p: States, states: Tensor, grad_states: Tensor, grads: Gradients) -> None:
     p = with_dense_rows(p)
     run = Launcher(p, *cut_states(p), small=p.schedule == "recompute")

@@ -262,4 +262,4 @@ def cut_attention(p: Attention, schedule: str) -> tuple[Cut, int]:
     tokens = max(triton.cdiv(tokens, UNIT.value), 1) * UNIT.value
     if p.cu_seqlens is None:
         return Cut(None, length, max(triton.cdiv(length, tokens), 1), tokens), sequences
-    return Cut(p.cu_seqlens, length, max(triton.cdiv(length, tokens * sequences), 1), tokens), sequences
+    return Cut(p.cu_seqlens.contiguous(), length, max(triton.cdiv(length, tokens * sequences), 1), tokens), sequences

@@ -86,7 +86,7 @@ def chunk_index(cut, sequence, start, t, C: tl.constexpr):
 @triton.jit
 def row_of(x, batch, token, head):
     """Where the row of ``token`` starts."""
-    return x.pointer + batch * x.batch + token * x.token + (head // x.share) * x.head
+    return x.pointer + batch * x.batch + token * x.token + (head // x.share).to(tl.int64) * x.head
 
 
 @triton.jit
