@@ -133,11 +133,6 @@ def state(x: Tensor | None) -> Words:
     return ABSENT if x is None else (x.data_ptr(), *x.stride())
 
 
-def dense(x: Tensor) -> Tensor:
-    """``x`` with a dense last dimension: itself, or a copy where it has none."""
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
-
-
 def _load() -> Core | str:
     """The core, or in one sentence why there is none."""
     name = _NAMES.get(sys.platform, "libfulmen_core.so")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fulmen import core as c
-from fulmen.linear_attention.problem import Attention, Gradients, States, Step
+from fulmen.linear_attention.problem import Attention, Gradients, States, Step, dense
 from fulmen.linear_attention.validation import packed_bounds
 
 _SCHEDULES = {"auto": 0, "recurrent": 1, "loop": 2, "parallel": 3, "recompute": 4}
@@ -126,7 +126,7 @@ class _Call:
 def _readable(x: Tensor, channels: bool) -> Tensor:
     """An input as the core can read it: no float64 (which only a decay may have), and dense along its channels."""
     x = x.float() if x.dtype == torch.float64 else x
-    return c.dense(x) if channels else x
+    return dense(x) if channels else x
 
 
 def _decay(x: Tensor | None) -> tuple[int, c.Words]:

@@ -147,6 +147,11 @@ def new_state(state: Tensor | None, shape: tuple[int, ...], like: Tensor) -> Ten
     return like.new_zeros(shape, dtype=state_dtype(like.dtype))
 
 
+def dense(x: Tensor) -> Tensor:
+    """``x`` with a dense last dimension: itself, or a copy where it has none."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
 def share_heads(x: Tensor, heads: int) -> Tensor:
     """Repeat the heads (dimension 2) of ``x`` so that head ``h`` holds what head ``h`` of the call reads."""
     return x if x.shape[2] == heads else x.repeat_interleave(heads // x.shape[2], dim=2)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fulmen.gpu.architectures import Architecture, architecture_of
 from fulmen.gpu.tiles import Tile, fold_tile, padded, recurrent_tile, scan_tile
-from fulmen.linear_attention.problem import Attention, States
+from fulmen.linear_attention.problem import Attention, States, dense
 from fulmen.linear_attention.triton import operands
 from fulmen.linear_attention.triton.operands import UNIT, Cut, Tokens
 from fulmen.linear_attention.triton.recurrent import recur
@@ -232,12 +232,12 @@ def decays_of(p: Attention | States, heads: int) -> Decays:
     shared = key = None
     if decay is not None:
         if decay.ndim == 4:
-            key = operands.tokens(operands.dense(decay), heads)
+            key = operands.tokens(dense(decay), heads)
         elif decay.ndim == 3:
             shared = operands.tokens(decay, heads)
         else:
             shared = operands.tokens(decay.contiguous()[None, None], heads)
-    value = None if p.decay_v is None else operands.tokens(operands.dense(p.decay_v), heads)
+    value = None if p.decay_v is None else operands.tokens(dense(p.decay_v), heads)
     return Decays(shared, decay is not None and decay.ndim == 3, key, value)
 
 

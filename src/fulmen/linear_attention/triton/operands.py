@@ -54,11 +54,6 @@ def states(x: Tensor, transposed: bool = False) -> States:
     return States(x, sequence, head, edge[0] if edge else 0, *((column, row) if transposed else (row, column)))
 
 
-def dense(x: Tensor) -> Tensor:
-    """``x`` with stride 1 in the last dimension, copied if need be."""
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
-
-
 @triton.jit
 def place(cut, sequence, segment):
     """(batch, the sequence's first token, the segment's first token and end) of a program, as int64."""
