@@ -1,7 +1,7 @@
-"""The Triton kernels in Triton's interpreter (or, where there is a GPU, on it), against the float64 recurrence.
+"""The Triton kernels in Triton's interpreter, against the float64 recurrence.
 
 Triton decides at import whether it interprets, so `make` runs this file in a process of its own with
-TRITON_INTERPRET=1; in any other process without a GPU it is skipped. There, `pytest -k triton` also runs every test
+TRITON_INTERPRET=1; in any other process it is skipped. There, `pytest -k triton` also runs every test
 that is parametrised over backends on these kernels; `make test-gpu-static` does so.
 """
 

@@ -1,10 +1,11 @@
 """Tile sizes, warps and stages of every kernel: a table, no autotuning, so the first call is as fast as any other and
 the same call gives the same bits on every machine with the same architecture.
 
-How entries were chosen: by compiling (`fulmen inspect`), since no GPU was at hand. An entry is the widest tile that
-spills nothing, or least, in bfloat16 and float16. Widest, because a program reads the whole of x and y for each tile of
-the written axis: at 128 channels, 64 columns request 1.5 times the bytes of reading all once, 32 columns 2.5 times.
-One stage, because a second one held operands in registers for longer and spilled.
+How entries were chosen: by compiling (`fulmen inspect`) for bfloat16, since no GPU was at hand, and mostly for sm_80;
+wide tiles were preferred and narrowed where they spilled. Wide, because a program reads the whole of x and y for each
+tile of the written axis: at 128 channels, 64 columns request 1.5 times the bytes of reading all once, 32 columns 2.5
+times. One stage, because a second one, where it was tried, held operands in registers for longer and spilled. Decays
+per channel still spill in some kernels (docs/gpu.md).
 What limits: with R channels of the read axis a program holds its state [R, width], x and y [chunk, R], and Triton lets
 every warp hold a whole operand of a product whose result has fewer rows than columns; so chunks are short.
 """
