@@ -11,7 +11,7 @@ CORE_SOURCES := CMakeLists.txt $(wildcard csrc/*)
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup bench test test-isa test-all test-gpu-static lint format clean
+.PHONY: setup bench test test-isa test-gpu-static lint format clean
 
 setup: $(STAMP)
 
@@ -26,20 +26,16 @@ bench: setup
 	$(RUN)/fulmen bench
 
 test: setup
-	$(RUN)/pytest -n 2 -m 'not slow'
-	TRITON_INTERPRET=1 $(RUN)/pytest -n 2 -q -m 'gpu and not slow'
+	$(RUN)/pytest -n 2
+	TRITON_INTERPRET=1 $(RUN)/pytest -n 2 -q -m gpu
 	$(MAKE) test-isa
 
 # The core's tests once more on each build that is not the default here.
 test-isa: setup
 	@for isa in $$($(RUN)/python -c 'from fulmen.core import core; print(*(core.builds if core else [])[1:])'); do \
 	    echo "FULMEN_ISA=$$isa"; \
-	    FULMEN_ISA=$$isa $(RUN)/pytest -n 2 -q -m 'not slow' -k native tests/linear_attention || exit 1; \
+	    FULMEN_ISA=$$isa $(RUN)/pytest -n 2 -q -k native tests/linear_attention || exit 1; \
 	done
-
-test-all: setup
-	$(RUN)/pytest -n 2
-	$(MAKE) test-isa
 
 # Every test of a backend, on the Triton kernels in the interpreter.
 test-gpu-static: setup

@@ -1,3 +1,5 @@
+import shutil
+
 import pytest
 import torch
 
@@ -14,6 +16,12 @@ def test_every_backend_says_what_it_takes_or_why_it_is_unavailable():
         assert backend.dtypes
         assert backend.auto
         assert backend.available or backend.reason
+
+
+@pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler, so no core")
+def test_where_there_is_a_compiler_there_is_a_core():
+    """Tests of the core are skipped without one; this is what keeps a broken build from looking like that."""
+    assert fulmen.backends()["native"].available, fulmen.backends()["native"].reason
 
 
 def test_the_list_is_a_copy():
