@@ -10,6 +10,7 @@ from torch import Tensor
 from fulmen.backends import choose
 from fulmen.linear_attention import ops  # noqa: F401  (registers torch.ops.fulmen.*)
 from fulmen.linear_attention.validation import check_attention, check_states, check_step
+from fulmen.tensors import autocast
 
 
 @overload
@@ -91,7 +92,7 @@ def linear_attention(
     Raises:
         TypeError, ValueError: before any work, naming the argument, what it was and what it must be.
     """
-    q, k, v = _autocast(q, k, v)
+    q, k, v = autocast(q, k, v)
     check_attention(q, k, v, decay, decay_v, scale, initial_state, return_state, cu_seqlens, schedule)
     backend = choose(backend, q.device.type, q.dtype)
     output, state = torch.ops.fulmen.linear_attention.default(
@@ -128,7 +129,7 @@ def linear_attention_step(
         TypeError, ValueError: before any work; the state is then as it was. Also if grad is enabled and an input
             requires it: an update in place has no gradient.
     """
-    q, k, v = _autocast(q, k, v)
+    q, k, v = autocast(q, k, v)
     check_step(q, k, v, state, decay, decay_v, scale)
     backend = choose(backend, q.device.type, q.dtype)
     return torch.ops.fulmen.linear_attention_step.default(q, k, v, state, decay, decay_v, scale, backend)
@@ -160,19 +161,7 @@ def chunk_states(
         ``[B, H, ceil(N / chunk_size) + 1, D, E]``, float32 (float64 for float64 inputs): the state that enters each
         chunk, and the final one last.
     """
-    k, v = _autocast(k, v)
+    k, v = autocast(k, v)
     check_states(k, v, decay, decay_v, initial_state, chunk_size, schedule)
     backend = choose(backend, k.device.type, k.dtype)
     return torch.ops.fulmen.chunk_states.default(k, v, decay, decay_v, initial_state, chunk_size, schedule, backend)
-
-
-def _autocast(*inputs: Tensor) -> tuple[Tensor, ...]:
-    """q, k and v as autocast wants them; decays and states keep their precision."""
-    first = inputs[0]
-    if not isinstance(first, Tensor) or not torch.is_autocast_enabled(first.device.type):
-        return inputs
-    dtype = torch.get_autocast_dtype(first.device.type)
-    return tuple(
-        x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64 else x
-        for x in inputs
-    )

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from fulmen import core as c
-from fulmen.linear_attention.problem import Attention, Gradients, States, Step, dense
+from fulmen.linear_attention.problem import Attention, Gradients, States, Step
 from fulmen.linear_attention.validation import packed_bounds
+from fulmen.tensors import dense
 
 _SCHEDULES = {"auto": 0, "recurrent": 1, "loop": 2, "parallel": 3, "recompute": 4}
 _NO_DECAY, _PER_HEAD, _PER_TOKEN, _PER_CHANNEL = range(4)

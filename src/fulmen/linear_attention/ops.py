@@ -1,13 +1,11 @@
 """The custom ops ``fulmen::*``: schema, results, gradient, and the way to a backend.
 
 An op allocates its results with the same function that its fake uses, and hands them to the backend to fill. The
-gradient of an op is an op of its own, so that torch.compile sees one node for it. Ops are defined on a
-``torch.library.Library``, whose calls cost a third of those of ``torch.library.custom_op``.
+gradient of an op is an op of its own, so that torch.compile sees one node for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -15,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fulmen.linear_attention.problem import Attention, Gradients, States, Step, state_dtype
+from fulmen.library import define, define_gradient, forbid_double_backward
+from fulmen.linear_attention.problem import Attention, Gradients, States, Step
+from fulmen.tensors import state_dtype
 
 # A backend is a module with forward, backward, step, states_forward and states_backward, imported when first used.
 _MODULES = {
@@ -25,32 +25,9 @@ _MODULES = {
     "triton": "fulmen.linear_attention.triton",
 }
 
-_library = torch.library.Library("fulmen", "DEF")
-
 
 def _implementation(backend: str) -> ModuleType:
     return import_module(_MODULES[backend])
-
-
-def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any], tensor: int = 0) -> None:
-    """Register an op; its argument number ``tensor`` is a tensor in every call."""
-    name = schema.partition("(")[0]
-
-    def run_without_autocast(*args: Any) -> Any:
-        # Autocast would reach the torch operations inside a backend and round what is computed in float32.
-        device = args[tensor].device.type
-        if not torch.is_autocast_enabled(device):
-            return run(*args)
-        with torch.autocast(device, enabled=False):
-            return run(*args)
-
-    _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _library.impl(name, run_without_autocast, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"fulmen::{name}", fake, lib=_library)
-
-
-def _define_gradient(name: str, backward: Callable[..., Any], keep: Callable[..., None]) -> None:
-    torch.library.register_autograd(f"fulmen::{name}", backward, setup_context=keep, lib=_library)
 
 
 def _new_gradients(p: Attention | States, decay: bool, decay_v: bool) -> Gradients:
@@ -135,19 +112,20 @@ def _attention_gradient(ctx: Any, grad_output: Tensor | None, grad_state: Tensor
 
 _ATTENTION_ARGS = """Tensor q, Tensor k, Tensor v, Tensor? decay, Tensor? decay_v, float scale,
     Tensor? initial_state, Tensor? cu_seqlens, str schedule"""
-_define(
+define(
     f"linear_attention({_ATTENTION_ARGS}, bool return_state, str backend) -> (Tensor, Tensor)",
     _attention,
     _attention_fake,
 )
-_define(
+define(
     f"""linear_attention_backward(Tensor? grad_output, Tensor? grad_state, {_ATTENTION_ARGS},
     bool decay_grad, bool decay_v_grad, str backend) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)""",
     _attention_backward,
     _attention_backward_fake,
     tensor=2,
 )
-_define_gradient("linear_attention", _attention_gradient, _attention_keep)
+define_gradient("linear_attention", _attention_gradient, _attention_keep)
+forbid_double_backward("linear_attention")
 
 
 # ---- linear_attention_step -------------------------------------------------------------------------------------------
@@ -167,7 +145,7 @@ def _step_fake(*args: Any) -> Tensor:
     return p.v.new_empty(p.output_shape)
 
 
-_define(
+define(
     """linear_attention_step(Tensor q, Tensor k, Tensor v, Tensor(a!) state, Tensor? decay, Tensor? decay_v,
     float scale, str backend) -> Tensor""",
     _step,
@@ -231,29 +209,12 @@ def _states_gradient(ctx: Any, grad_states: Tensor) -> tuple[Tensor | None, ...]
 
 _STATES_ARGS = """Tensor k, Tensor v, Tensor? decay, Tensor? decay_v, Tensor? initial_state, int chunk_size,
     str schedule"""
-_define(f"chunk_states({_STATES_ARGS}, str backend) -> Tensor", _states, _states_fake)
-_define(
+define(f"chunk_states({_STATES_ARGS}, str backend) -> Tensor", _states, _states_fake)
+define(
     f"""chunk_states_backward(Tensor states, Tensor grad_states, {_STATES_ARGS}, bool decay_grad, bool decay_v_grad,
     str backend) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)""",
     _states_backward,
     _states_backward_fake,
 )
-_define_gradient("chunk_states", _states_gradient, _states_keep)
-
-
-# ---- no double backward ----------------------------------------------------------------------------------------------
-
-
-def _no_double_backward(ctx: Any, *grads: Tensor | None) -> None:
-    raise RuntimeError(
-        "fulmen has no double backward: the gradients of linear_attention and chunk_states cannot be differentiated "
-        "again"
-    )
-
-
-def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    pass
-
-
-for _name in ("linear_attention_backward", "chunk_states_backward"):
-    _define_gradient(_name, _no_double_backward, _keep_nothing)
+define_gradient("chunk_states", _states_gradient, _states_keep)
+forbid_double_backward("chunk_states")

@@ -8,15 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from fulmen.linear_attention.validation import packed_bounds
-
-
-def state_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of states, and of all arithmetic, for inputs of ``dtype``."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+from fulmen.tensors import state_dtype
 
 
 class Attention(NamedTuple):
@@ -145,11 +140,6 @@ def new_state(state: Tensor | None, shape: tuple[int, ...], like: Tensor) -> Ten
     if state is not None:
         return state.clone()
     return like.new_zeros(shape, dtype=state_dtype(like.dtype))
-
-
-def dense(x: Tensor) -> Tensor:
-    """``x`` with a dense last dimension: itself, or a copy where it has none."""
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
 def share_heads(x: Tensor, heads: int) -> Tensor:

@@ -22,9 +22,9 @@ from fulmen.linear_attention.problem import (
     Step,
     new_state,
     share_heads,
-    state_dtype,
     sum_shared_heads,
 )
+from fulmen.tensors import state_dtype
 
 
 def decayed(state: Tensor, a: Tensor | None, c: Tensor | None) -> Tensor:

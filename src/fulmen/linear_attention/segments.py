@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fulmen.linear_attention.problem import Attention, States, state_dtype
+from fulmen.linear_attention.problem import Attention, States
 from fulmen.linear_attention.weights import Decay, pair_weights
+from fulmen.tensors import state_dtype
 
 # How large one tensor of a "cached" segment may be. On a CPU the dozen tensors of a segment should stay in the
 # last-level cache; an accelerator wants enough work in each launch.

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from fulmen.gpu.architectures import interpreted
-from fulmen.linear_attention.problem import Attention, Gradients, States, Step, dense, sum_shared_heads
+from fulmen.linear_attention.problem import Attention, Gradients, States, Step, sum_shared_heads
 from fulmen.linear_attention.triton.launch import DecayGradient, Launcher, cut_attention
 from fulmen.linear_attention.triton.operands import Cut
+from fulmen.tensors import dense
 
 if interpreted():
     from fulmen.gpu.interpreter import correct_bfloat16

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from fulmen.gpu.architectures import Architecture, architecture_of
 from fulmen.gpu.tiles import Tile, fold_tile, padded, recurrent_tile, scan_tile
-from fulmen.linear_attention.problem import Attention, States, dense
+from fulmen.linear_attention.problem import Attention, States
 from fulmen.linear_attention.triton import operands
 from fulmen.linear_attention.triton.operands import UNIT, Cut, Tokens
 from fulmen.linear_attention.triton.recurrent import recur
 from fulmen.linear_attention.triton.scan import scan
 from fulmen.linear_attention.triton.states import fold, sum_segments, summarise
+from fulmen.tensors import dense
 
 # Below this many tokens a segment does not pay for the extra pass over k and v that finds the states between segments.
 SHORTEST_SEGMENT = 1024

@@ -1,0 +1,16 @@
+"""Types of command-line arguments."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def output_file(text: str) -> Path:
+    """A path that can be written to: told now, not after minutes of work."""
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}")
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{path} is a folder")
+    return path

@@ -1,0 +1,28 @@
+"""Small helpers on tensors that every operator needs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def state_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of states, and of all arithmetic, for inputs of ``dtype``."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def dense(x: Tensor) -> Tensor:
+    """``x`` with a dense last dimension: itself, or a copy where it has none."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def autocast(*inputs: Tensor) -> tuple[Tensor, ...]:
+    """Inputs as autocast wants them; decays and states, which keep their precision, do not come here."""
+    first = inputs[0]
+    if not isinstance(first, Tensor) or not torch.is_autocast_enabled(first.device.type):
+        return inputs
+    dtype = torch.get_autocast_dtype(first.device.type)
+    return tuple(
+        x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64 else x
+        for x in inputs
+    )
