@@ -115,6 +115,32 @@ public:
         }
     }
 
+    // The state alone, and the gradient of the state alone, over one chunk.
+    void advance(int64_t t, int64_t count) {
+        key.begin(t, count);
+        value.begin(t, count);
+        pack(in.k, t, count, key.features(), k);
+        pack(in.v, t, count, value.features(), v);
+        key.weigh_earlier(k);
+        value.weigh_earlier(v);
+        for (int64_t p = 0; p < value.blocks(); ++p) {
+            prefetch_share(t + kAhead, p);
+            advance_panel(state.panel(p), key, value, p, k, v.panel(p));
+        }
+    }
+    void retreat(int64_t t, int64_t count) {
+        key.begin(t, count);
+        value.begin(t, count);
+        pack(in.q, t, count, key.features(), q);
+        load_output_gradient(t, count);
+        key.weigh_later(q);
+        value.weigh_later(g);
+        for (int64_t p = 0; p < value.blocks(); ++p) {
+            prefetch_share(t - kAhead, p);
+            advance_panel(state.panel(p), key, value, p, q, g.panel(p));
+        }
+    }
+
     Axis key, value;
     AxisGradient key_gradient, value_gradient;
     Panels state;
@@ -127,6 +153,10 @@ private:
         if (with_queries) pack(in.q, t, count, key.features(), q);
         pack(in.k, t, count, key.features(), k);
         pack(in.v, t, count, value.features(), v);
+        load_output_gradient(t, count);
+    }
+
+    void load_output_gradient(int64_t t, int64_t count) {
         pack(out.output, t, count, value.features(), g);
         if (scale == 1.0f) return;
         for (int64_t p = 0; p < value.blocks(); ++p)

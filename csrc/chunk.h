@@ -81,6 +81,11 @@ public:
             by_feature() ? weigh_by_suffix(x.panel(p), factors(p)) : weigh_rows(x.panel(p), weights_->suffix);
     }
 
+    // What a stretch of chunks decays in all, feature by feature.
+    void multiply_into(float *stretch_totals) const {
+        for (int64_t f = 0; f < blocks_ * kPanel; ++f) stretch_totals[f] *= totals_[f];
+    }
+
     int64_t features() const { return features_; }
     int64_t blocks() const { return blocks_; }
 

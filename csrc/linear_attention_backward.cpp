@@ -1,6 +1,7 @@
 // The backward pass: which worker takes which head, where states are kept, and how shared heads are summed.
 #include "backward_worker.h"
 #include "kernels.h"
+#include "segments.h"
 #include "shared_gradient.h"
 
 namespace fulmen {
@@ -11,6 +12,12 @@ namespace {
 constexpr int64_t kMostKept = 32, kMostKeptWhenShared = 8, kLeastSpacing = 8;
 
 int64_t chunks_of(int64_t tokens) { return (tokens + kChunk - 1) / kChunk; }
+
+// Tokens of a sequence, and the state and gradient of a state that enter them from the left and from the right.
+struct Segment {
+    int64_t first = 0, tokens;
+    const Summary *state = nullptr, *grad_state = nullptr;  // null: the call's own
+};
 
 // One head's way through both walks. All it needs stands in one piece of workspace, since heads that share inputs
 // take turns stretch by stretch.
@@ -29,7 +36,14 @@ public:
     }
 
     void start(const fulmen_attention_backward_call &call, int64_t index) {
+        start(call, index, {0, sequence(p, index / p.heads).tokens});
+    }
+    void start(const fulmen_attention_backward_call &call, int64_t index, const Segment &segment) {
         s = sequence(p, index / p.heads);
+        s.first += segment.first;
+        s.tokens = segment.tokens;
+        entering = segment.state;
+        entering_gradient = segment.grad_state;
         const int64_t h = index % p.heads;
         worker.start(head_of(p, s, h, 0), s.tokens);
         HeadGradients &out = worker.out;
@@ -40,16 +54,37 @@ public:
         out.decay = per_token ? Rows{(char *)per_token, FULMEN_FLOAT32, 1}
                               : rows_of(call.ddecay, s.batch, h).from(s.first, 0);
         out.decay_v = rows_of(call.ddecay_v, s.batch, h).from(s.first, 0);
-        worker.key_gradient.start(out.decay, !p.initial_state.data);
-        worker.value_gradient.start(out.decay_v, !p.initial_state.data);
         initial = matrix_of(p.initial_state, s.state, h);
         grad_final = matrix_of(call.grad_state, s.state, h);
-        dinitial = matrix_of(call.dinitial, s.state, h);
+        if (segment.first == 0) dinitial = matrix_of(call.dinitial, s.state, h);
+        const bool starts_empty = !p.initial_state.data && segment.first == 0;
+        worker.key_gradient.start(out.decay, starts_empty);
+        worker.value_gradient.start(out.decay_v, starts_empty);
+    }
+
+    // The segment's own state, or gradient of the state, from nothing.
+    void summarise(Summary &state) {
+        load_state(Matrix{}, p.key_features, p.value_features, worker.state);
+        state.begin();
+        for (int64_t t = 0; t < s.tokens; t += kChunk) {
+            worker.advance(t, smaller<int64_t>(kChunk, s.tokens - t));
+            state.pass(worker.key, worker.value);
+        }
+        state.keep(worker.state);
+    }
+    void summarise_gradient(Summary &grad_state) {
+        load_state(Matrix{}, p.key_features, p.value_features, worker.state);
+        grad_state.begin();
+        for (int64_t chunk = chunks_of(s.tokens) - 1; chunk >= 0; --chunk) {
+            worker.retreat(chunk * kChunk, smaller<int64_t>(kChunk, s.tokens - chunk * kChunk));
+            grad_state.pass(worker.key, worker.value);
+        }
+        grad_state.keep(worker.state);
     }
 
     void walk_right(int64_t first, int64_t last) {
         if (!wants_first_walk) return;
-        if (first == 0) load_state(initial, p.key_features, p.value_features, worker.state);
+        if (first == 0) enter(entering, initial);
         last = smaller(last, s.tokens);
         for (int64_t t = first; t < last; t += kChunk) {
             worker.walk_right(t, smaller<int64_t>(kChunk, s.tokens - t));
@@ -59,8 +94,7 @@ public:
     }
 
     void walk_left(int64_t first, int64_t last) {
-        if (last >= s.tokens && (first < s.tokens || first == 0))
-            load_state(grad_final, p.key_features, p.value_features, worker.state);
+        if (last >= s.tokens && (first < s.tokens || first == 0)) enter(entering_gradient, grad_final);
         last = smaller(last, s.tokens);
         for (int64_t chunk = chunks_of(last) - 1; chunk >= first / kChunk && last > first; --chunk) {
             if (wants_decays && is_kept(chunk)) restart(kept_state(chunk));
@@ -70,11 +104,23 @@ public:
             store_state(worker.state, p.key_features, p.value_features, dinitial);
     }
 
+    Panels enter_state() {
+        enter(entering, initial);
+        return worker.state;
+    }
+    Panels enter_gradient() {
+        enter(entering_gradient, grad_final);
+        return worker.state;
+    }
+
     HeadGradients &out() { return worker.out; }
     int64_t tokens() const { return s.tokens; }
     double decay_sum() const { return worker.key_gradient.sum(); }
 
 private:
+    void enter(const Summary *summary, Matrix given) {
+        summary ? summary->restore(worker.state) : load_state(given, p.key_features, p.value_features, worker.state);
+    }
     bool is_kept(int64_t chunk) const { return (chunk + 1) % spacing == 0 || chunk + 1 == chunks_of(s.tokens); }
     int64_t state_bytes() const { return 4 * panels_size(p.key_features, p.value_features); }
     Panels kept_state(int64_t chunk) const {
@@ -94,6 +140,7 @@ private:
     int64_t spacing;
     float *kept = nullptr, *per_token = nullptr;
     Sequence s = {};
+    const Summary *entering = nullptr, *entering_gradient = nullptr;
     Matrix initial = {}, grad_final = {}, dinitial = {};
 };
 
@@ -101,26 +148,29 @@ private:
 constexpr int64_t kStretch = 256;
 
 struct Plan {
-    int64_t threads, heads, head_bytes;
+    int64_t threads, heads, segments, head_bytes;
     bool shares;
     SharedGradient dq, dk, dv;
     Plan(const fulmen_attention_backward_call &call) {
         const fulmen_problem &p = call.problem;
         threads = useful_threads(p, 10.0 * (double)p.key_features * (double)p.value_features);
         heads = sequences_of(p) * p.heads;
-        threads = larger<int64_t>(1, smaller(threads, 2 * heads));
         dq = {&call.dq, p.query_heads, p.key_features, kStretch};
         dk = {&call.dk, p.key_heads, p.key_features, kStretch};
         dv = {&call.dv, p.value_heads, p.value_features, kStretch};
         shares = dq.shared(p) || dk.shared(p) || dv.shared(p);
+        segments = shares ? 1 : segments_for(p, heads, threads);
+        threads = larger<int64_t>(1, smaller(threads, larger<int64_t>(2, segments) * heads));
         Arena counting(nullptr);
         HeadBackward(counting, call, shares);
         head_bytes = counting.bytes();
     }
-    double *sums;  // the decay gradient of each head, over its tokens
+    double *sums;  // the decay gradient of each head and segment, over its tokens
+    char *summaries;  // of the state and of its gradient, for each head and segment
     char *memory;  // of each worker, or of each head when heads share
     void reserve(Arena &arena, const fulmen_problem &p) {
-        sums = (double *)arena.floats(2 * heads);
+        sums = (double *)arena.floats(2 * heads * segments);
+        if (segments > 1) summaries = (char *)arena.floats(2 * heads * segments * Summary::bytes(p, p.value_features) / 4);
         memory = (char *)arena.floats((shares ? heads : threads) * head_bytes / 4);
         for (SharedGradient *x : {&dq, &dk, &dv}) x->reserve(arena, p);
     }
@@ -177,6 +227,62 @@ void walk_alone(const fulmen_attention_backward_call &call, const Plan &plan) {
     });
 }
 
+// Segments of each head at once, when heads alone do not occupy the threads.
+void walk_segments(const fulmen_attention_backward_call &call, const Plan &plan) {
+    const fulmen_problem &p = call.problem;
+    const int64_t segments = plan.segments, bytes = Summary::bytes(p, p.value_features);
+    auto summary_of = [&](int64_t part, bool gradient) {
+        Arena arena(plan.summaries + (2 * part + gradient) * bytes);
+        return Summary(arena, p.key_features, p.value_features);
+    };
+    auto segment_of = [&](int64_t part) {
+        const int64_t n = sequence(p, part / segments / p.heads).tokens, g = part % segments;
+        const int64_t first = segment_start(n, g, segments);
+        return Segment{first, segment_start(n, g + 1, segments) - first};
+    };
+    auto with_head = [&](int64_t part, int64_t worker, const Segment &segment, auto f) {
+        Arena arena(plan.memory + worker * plan.head_bytes);
+        HeadBackward head(arena, call, plan.shares);
+        head.start(call, part / segments, segment);
+        f(head);
+    };
+    // Nobody asks what the last segment leaves to its right, nor the first one to its left.
+    parallel_for(plan.threads, 2 * plan.heads * segments, [&](int64_t task, int64_t worker) {
+        const int64_t part = task / 2, g = part % segments;
+        const bool gradient = task % 2;
+        if (g == (gradient ? 0 : segments - 1)) return;
+        Summary summary = summary_of(part, gradient);
+        with_head(part, worker, segment_of(part), [&](HeadBackward &head) {
+            gradient ? head.summarise_gradient(summary) : head.summarise(summary);
+        });
+    });
+    parallel_for(plan.threads, plan.heads, [&](int64_t index, int64_t worker) {
+        const int64_t first = index * segments;
+        with_head(first, worker, segment_of(first), [&](HeadBackward &head) {
+            Panels state = head.enter_state();
+            for (int64_t g = 0; g < segments; ++g) summary_of(first + g, false).fold(state);
+            state = head.enter_gradient();
+            for (int64_t g = segments - 1; g >= 0; --g) summary_of(first + g, true).fold(state);
+        });
+    });
+    parallel_for(plan.threads, plan.heads * segments, [&](int64_t part, int64_t worker) {
+        const Summary state = summary_of(part, false), grad_state = summary_of(part, true);
+        Segment segment = segment_of(part);
+        segment.state = &state;
+        segment.grad_state = &grad_state;
+        with_head(part, worker, segment, [&](HeadBackward &head) {
+            head.walk_right(0, head.tokens());
+            head.walk_left(0, head.tokens());
+            plan.sums[part] = head.decay_sum();
+        });
+    });
+    for (int64_t index = 0; index < plan.heads; ++index) {
+        double sum = 0;
+        for (int64_t g = 0; g < segments; ++g) sum += plan.sums[index * segments + g];
+        plan.sums[index] = sum;
+    }
+}
+
 }  // namespace
 
 int64_t attention_backward_workspace(const fulmen_attention_backward_call &call) {
@@ -190,7 +296,12 @@ int64_t attention_backward(const fulmen_attention_backward_call &call) {
     Plan plan(call);
     Arena arena(p.workspace);
     plan.reserve(arena, p);
-    plan.shares ? walk_together(call, plan) : walk_alone(call, plan);
+    if (plan.shares)
+        walk_together(call, plan);
+    else if (plan.segments > 1)
+        walk_segments(call, plan);
+    else
+        walk_alone(call, plan);
     sum_over_sequences(p, plan.sums, call.ddecay);
     return FULMEN_OK;
 }

@@ -1,13 +1,12 @@
 // The forward pass: which head, value features and tokens each worker takes.
 #include "kernels.h"
 #include "recurrence.h"
+#include "segments.h"
 #include "worker.h"
 
 namespace fulmen {
 namespace FULMEN_ISA {
 namespace {
-
-constexpr int64_t kWorthCutting = 1024;  // tokens
 
 // How a call is cut: heads, slices of value features, and segments of tokens.
 struct Plan {
@@ -18,11 +17,8 @@ struct Plan {
         threads = useful_threads(p, 4 * d * e + 65 * (d + e));
         heads = sequences_of(p) * p.heads;
         slices = slices_of(heads, threads, p.value_features);
-        const bool may_cut = !p.deterministic && (p.schedule == FULMEN_PARALLEL || p.schedule == FULMEN_AUTO ||
-                                                  p.schedule == FULMEN_RECOMPUTE);
-        segments = 1;
-        if (may_cut && strands() > 0 && strands() < threads && p.tokens >= kWorthCutting) segments = threads / strands();
-        if (may_cut && p.schedule == FULMEN_PARALLEL) segments = larger(segments, larger<int64_t>(2, p.threads));
+        segments = segments_for(p, strands(), threads);
+        if (may_cut(p) && p.schedule == FULMEN_PARALLEL) segments = larger(segments, larger<int64_t>(2, p.threads));
         threads = larger<int64_t>(1, smaller(threads, strands() * segments));
     }
     int64_t strands() const { return heads * slices.count; }
@@ -49,11 +45,6 @@ Strand strand_of(const fulmen_attention_forward_call &call, const Plan &plan, in
     x.initial = matrix_of(p.initial_state, x.sequence.state, head).from_column(x.column);
     x.final = matrix_of(call.final_state, x.sequence.state, head).from_column(x.column);
     return x;
-}
-
-int64_t segment_start(int64_t tokens, int64_t segment, int64_t segments) {
-    const int64_t chunks = (tokens + kChunk - 1) / kChunk;
-    return smaller(tokens, chunks * segment / segments * kChunk);
 }
 
 void attend_whole(const fulmen_attention_forward_call &call, const Strand &x, Arena arena) {
@@ -84,43 +75,12 @@ void attend_token_by_token(const fulmen_attention_forward_call &call, const Stra
             x.final.data[d * x.final.stride_row + e * x.final.stride_column] = state[d * stride + e];
 }
 
-// Segments of one head at once: summarise each from nothing, fold the summaries from the left into the states that
-// enter the segments, then run each segment from its own.
-struct Summary {
-    Panels state;
-    float *key_totals, *value_totals;
-    Summary(Arena &arena, int64_t rows, int64_t columns)
-        : state(arena.panels(rows, columns)),
-          key_totals(arena.floats(padded(rows))),
-          value_totals(arena.floats(padded(columns))) {}
-};
-
 void summarise(const fulmen_problem &p, const Strand &x, int64_t first, int64_t last, Summary &summary, Arena arena) {
     ForwardWorker worker(arena, p, x.columns);
     load_state(Matrix{}, p.key_features, x.columns, worker.state);
-    for (int64_t d = 0; d < padded(p.key_features); ++d) summary.key_totals[d] = 1;
-    for (int64_t e = 0; e < padded(x.columns); ++e) summary.value_totals[e] = 1;
+    summary.begin();
     worker.advance(x.head, first, last, summary.key_totals, summary.value_totals);
-    memcpy(summary.state.data, worker.state.data, 4 * panels_size(p.key_features, x.columns));
-}
-
-// Replaces the state a segment leaves by the one that enters it, and carries the latter to the segment's end.
-void fold(Panels entering, const Summary &summary, int64_t rows, int64_t columns) {
-    for (int64_t p = 0; p * kPanel < columns; ++p)
-        for (int64_t d = 0; d < rows; ++d)
-            for (int c = 0; c < kPanel; c += kLanes) {
-                float *before = entering.panel(p) + d * kPanel + c, *own = summary.state.panel(p) + d * kPanel + c;
-                const Vec decayed = load(before) * summary.key_totals[d] * load(summary.value_totals + p * kPanel + c);
-                const Vec after = decayed + load(own);
-                store(own, load(before));
-                store(before, after);
-            }
-}
-
-int64_t summary_bytes(const fulmen_problem &p, int64_t columns) {
-    Arena counting(nullptr);
-    Summary(counting, p.key_features, columns);
-    return counting.bytes();
+    summary.keep(worker.state);
 }
 
 int64_t worker_bytes(const fulmen_problem &p, const Plan &plan) {
@@ -139,7 +99,7 @@ int64_t worker_bytes(const fulmen_problem &p, const Plan &plan) {
 int64_t attention_forward_workspace(const fulmen_attention_forward_call &call) {
     const Plan plan(call.problem);
     const int64_t cut = plan.segments > 1 ? plan.strands() * plan.segments : 0;
-    return plan.threads * worker_bytes(call.problem, plan) + cut * summary_bytes(call.problem, plan.slices.width);
+    return plan.threads * worker_bytes(call.problem, plan) + cut * Summary::bytes(call.problem, plan.slices.width);
 }
 
 int64_t attention_forward(const fulmen_attention_forward_call &call) {
@@ -157,7 +117,7 @@ int64_t attention_forward(const fulmen_attention_forward_call &call) {
         return FULMEN_OK;
     }
 
-    const int64_t segments = plan.segments, bytes = summary_bytes(p, plan.slices.width);
+    const int64_t segments = plan.segments, bytes = Summary::bytes(p, plan.slices.width);
     char *summaries = (char *)p.workspace + plan.threads * per_worker;
     auto summary_of = [&](const Strand &x, int64_t strand, int64_t segment) {
         Arena arena(summaries + (strand * segments + segment) * bytes);
@@ -178,14 +138,14 @@ int64_t attention_forward(const fulmen_attention_forward_call &call) {
         Panels entering = ForwardWorker(arena, p, x.columns).state;
         load_state(x.initial, p.key_features, x.columns, entering);
         for (int64_t g = 0; g < segments; ++g)
-            fold(entering, summary_of(x, strand, g), padded(p.key_features), x.columns);
+            summary_of(x, strand, g).fold(entering);
     });
     parallel_for(plan.threads, plan.strands() * segments, [&](int64_t index, int64_t worker) {
         const int64_t strand = index / segments, g = index % segments;
         const Strand x = strand_of(call, plan, strand);
         Arena arena = memory_of(worker);
         ForwardWorker run(arena, p, x.columns);
-        memcpy(run.state.data, summary_of(x, strand, g).state.data, 4 * panels_size(p.key_features, x.columns));
+        summary_of(x, strand, g).restore(run.state);
         const int64_t n = x.sequence.tokens;
         run.attend(x.head, x.output, segment_start(n, g, segments), segment_start(n, g + 1, segments));
         if (g + 1 == segments && x.final.present()) store_state(run.state, p.key_features, x.columns, x.final);

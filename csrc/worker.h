@@ -59,8 +59,8 @@ public:
                 prefetch_keys_and_values(head, t, p);
                 advance_panel(state.panel(p), key, value, p, k, v.panel(p));
             }
-            for (int64_t d = 0; d < key.blocks() * kPanel; ++d) key_totals[d] *= key.totals()[d];
-            for (int64_t e = 0; e < value.blocks() * kPanel; ++e) value_totals[e] *= value.totals()[e];
+            key.multiply_into(key_totals);
+            value.multiply_into(value_totals);
         }
     }
 

@@ -58,10 +58,24 @@ def test_thread_counts(threads, form):
     """Few heads (E is sliced), one head and many tokens (N is cut), and more heads than threads."""
     for case in (
         Case(form=form, batch=1, heads=(1, 1, 1), length=2100, key_dim=8, value_dim=8),
+        Case(form=form, batch=1, heads=(1, 1, 1), length=1100, key_dim=24, value_dim=40, initial=False, scale=0.5),
         Case(form=form, batch=1, heads=(1, 1, 1), length=300, key_dim=16, value_dim=96),
         Case(form=form, batch=2, heads=(2, 2, 2), length=300),
     ):
         assert_close(run(case, backend="native"), exact(case))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.usefixtures("poisoned_workspace")
+def test_segments_of_packed_sequences(form):
+    """With more threads than heads, also where a sequence is too short for as many segments as there are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(8)
+    try:
+        case = Case(form=form, packed=(700, 3, 0, 400), heads=(1, 1, 1), key_dim=32, value_dim=32)
+        assert_close(run(case, backend="native"), exact(case))
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("form", FORMS)

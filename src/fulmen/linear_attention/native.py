@@ -50,30 +50,36 @@ def states_backward(p: States, states: Tensor, grad_states: Tensor, grads: Gradi
 
 
 def step(p: Step, output: Tensor) -> None:
-    batch, heads, key_dim, value_dim = p.state.shape
-    form, decay = _NO_DECAY, p.decay
+    q, k, v, state, decay, decay_v, scale = p
+    batch, heads, key_dim, value_dim = state.shape
+    q, k, v = _readable(q), _readable(k), _readable(v)
+    form, form_v = _NO_DECAY, _NO_DECAY
+    decay_words = decay_v_words = c.ABSENT
     if decay is not None:
         form = (_PER_HEAD, _PER_TOKEN, _PER_CHANNEL)[decay.ndim - 1]
         decay = _readable(decay, channels=form == _PER_CHANNEL)
-        decay = decay.expand(batch, heads) if form == _PER_HEAD else decay
-    decay_v = None if p.decay_v is None else _readable(p.decay_v, channels=True)
-    q, k, v = (_readable(x, channels=True) for x in (p.q, p.k, p.v))
+        decay_words = _per_head(decay) if form == _PER_HEAD else _token(decay)
+    if decay_v is not None:
+        form_v, decay_v = _PER_CHANNEL, _readable(decay_v)
+        decay_v_words = _token(decay_v)
     _core()(
         "step",
         _STEP,
         *(c.ABI_VERSION, batch, heads, q.shape[1], k.shape[1], v.shape[1], key_dim, value_dim),
-        *(torch.get_num_threads(), form, _NO_DECAY if decay_v is None else _PER_CHANNEL, p.scale),
-        *(*_token(q), *_token(k), *_token(v), *_token(decay), *_token(decay_v)),
-        *(*c.state(p.state), *_token(output)),
+        *(torch.get_num_threads(), form, form_v, scale, *_token(q), *_token(k), *_token(v)),
+        *(*decay_words, *decay_v_words, *c.state(state), *_token(output)),
     )
 
 
-def _token(x: Tensor | None) -> c.Words:
+def _token(x: Tensor) -> c.Words:
     """``[B, heads, size]`` or ``[B, heads]``: a tensor without tokens."""
-    if x is None:
-        return c.ABSENT
     strides = x.stride()
     return x.data_ptr(), c.DTYPES[x.dtype], strides[0], 0, strides[1]
+
+
+def _per_head(x: Tensor) -> c.Words:
+    """``[H]``."""
+    return x.data_ptr(), c.DTYPES[x.dtype], 0, 0, x.stride(0)
 
 
 def workspace_bytes(p: Attention, backward: bool = False) -> int:
@@ -124,7 +130,7 @@ class _Call:
         return x
 
 
-def _readable(x: Tensor, channels: bool) -> Tensor:
+def _readable(x: Tensor, channels: bool = True) -> Tensor:
     """An input as the core can read it: no float64 (which only a decay may have), and dense along its channels."""
     x = x.float() if x.dtype == torch.float64 else x
     return dense(x) if channels else x
@@ -135,7 +141,7 @@ def _decay(x: Tensor | None) -> tuple[int, c.Words]:
     if x is None:
         return _NO_DECAY, c.ABSENT
     if x.ndim == 1:
-        return _PER_HEAD, (x.data_ptr(), c.DTYPES[x.dtype], 0, 0, x.stride(0))
+        return _PER_HEAD, _per_head(x)
     return _PER_TOKEN if x.ndim == 3 else _PER_CHANNEL, c.tensor(x)
 
 

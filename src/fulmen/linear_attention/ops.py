@@ -6,6 +6,7 @@ gradient of an op is an op of its own, so that torch.compile sees one node for i
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -26,6 +27,7 @@ _MODULES = {
 }
 
 
+@cache
 def _implementation(backend: str) -> ModuleType:
     return import_module(_MODULES[backend])
 

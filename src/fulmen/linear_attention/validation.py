@@ -10,11 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fulmen.checks import DTYPES, MAX_SIZE, check_choice, check_scale, check_tensor
+from fulmen.checks import DTYPES, MAX_SIZE, check_choice, check_scale, check_tensor, once_per_signature
 
 SCHEDULES = ("auto", "recurrent", "loop", "parallel", "recompute")
 
 
+@once_per_signature
 def check_attention(
     q: Tensor,
     k: Tensor,
@@ -43,6 +44,7 @@ def check_attention(
         check_state("initial_state", initial_state, "[sequences, H, D, E]", shape, q)
 
 
+@once_per_signature
 def check_states(
     k: Tensor,
     v: Tensor,
@@ -67,6 +69,7 @@ def check_states(
     check_state("initial_state", initial_state, "[B, H, D, E]", (k.shape[0], heads, k.shape[3], v.shape[3]), k)
 
 
+@once_per_signature
 def check_step(
     q: Tensor,
     k: Tensor,
