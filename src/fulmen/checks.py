@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -12,12 +12,12 @@ from torch import Tensor
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 MAX_SIZE = 512
 
-_Arguments = ParamSpec("_Arguments")
+_Check = TypeVar("_Check", bound=Callable[..., None])
 _MOST_REMEMBERED = 4096
 
 
-def once_per_signature(check: Callable[_Arguments, None]) -> Callable[_Arguments, None]:
-    """Run ``check`` only on arguments unlike any it has accepted before.
+def once_per_signature(check: _Check) -> _Check:
+    """Run ``check``, which is called with positional arguments, only on ones unlike any it has accepted before.
 
     A decode loop makes the same call again and again, and looking up what a check may look at (every attribute of a
     tensor but its values, and all else as it is) takes a third of the time of looking at it all.
@@ -25,29 +25,31 @@ def once_per_signature(check: Callable[_Arguments, None]) -> Callable[_Arguments
     accepted: set[object] = set()
 
     @wraps(check)
-    def checked(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> None:
+    def checked(*args: Any) -> None:
         if torch.compiler.is_compiling():
-            return check(*args, **kwargs)
+            return check(*args)
         try:
-            signature = (torch.is_grad_enabled(), *map(_signature, args), *map(_signature, kwargs.values()))
+            signature = (
+                torch.is_grad_enabled(),
+                *[
+                    (x.shape, x.stride(), x.dtype, x.device, x.layout, x.requires_grad)
+                    if isinstance(x, Tensor)
+                    else (type(x), x)
+                    for x in args
+                ],
+            )
             known = signature in accepted
         except (TypeError, RuntimeError):  # something without a hash, or a tensor without strides
-            return check(*args, **kwargs)
+            return check(*args)
         if known:
             return None
-        check(*args, **kwargs)
+        check(*args)
         if len(accepted) >= _MOST_REMEMBERED:
             accepted.clear()
         accepted.add(signature)
         return None
 
-    return checked
-
-
-def _signature(x: object) -> object:
-    if isinstance(x, Tensor):
-        return x.shape, x.stride(), x.dtype, x.device, x.layout, x.requires_grad
-    return type(x), x
+    return cast(_Check, checked)
 
 
 def check_tensor(name: str, x: Tensor, like: Tensor) -> None:

@@ -134,8 +134,7 @@ forbid_double_backward("linear_attention")
 
 
 def _step(*args: Any) -> Tensor:
-    *call, backend = args
-    p = Step(*call)
+    p, backend = Step(*args[:-1]), args[-1]
     output = p.v.new_empty(p.output_shape)
     _implementation(backend).step(p, output)
     return output

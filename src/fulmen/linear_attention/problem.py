@@ -98,7 +98,8 @@ class Step(NamedTuple):
 
     @property
     def output_shape(self) -> tuple[int, int, int]:
-        return self.state.shape[0], self.state.shape[1], self.state.shape[3]
+        batch, heads, _, value_dim = self.state.shape
+        return batch, heads, value_dim
 
 
 class Gradients(NamedTuple):
