@@ -1,4 +1,7 @@
 // The C interface: which ISA build serves a call.
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,8 +24,12 @@ struct Build {
 #if defined(__x86_64__)
 extern const Kernels kernels_avx512, kernels_avx512_on_avx2, kernels_avx2, kernels_baseline;
 namespace {
+bool has_f16c() {  // a name that Clang's __builtin_cpu_supports has learnt only lately
+    unsigned eax, ebx, ecx, edx;
+    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+}
 bool has_avx2() {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c() &&
            __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
 }
 bool has_avx512() {
