@@ -32,6 +32,10 @@ def linear(schedule: str, backend: str = "auto") -> Callable[..., Tensor]:
     return run
 
 
+def _lightning2(name: str) -> Callable[..., Tensor]:
+    return lambda q, k, v, decay: peer(f"fulmen.baselines.lightning2.{name}")(q, k, v, decay)
+
+
 def _gla(q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
     if not q.is_cuda:
         return gla(q, k, v, decay)
@@ -88,6 +92,22 @@ LASD = Suite(
                 exact_softmax,
                 heads_first=True,
                 growth=2,
+            ),
+            Column(
+                "LP",
+                "Lightning Attention-2, all blocks in parallel: lightning2_parallel",
+                (*QKV, "constant"),
+                _lightning2("lightning2_parallel"),
+                EXACT,
+                fixed=("constant",),
+            ),
+            Column(
+                "LC",
+                "Lightning Attention-2, one loop over chunks: lightning2_chunk_loop",
+                (*QKV, "constant"),
+                _lightning2("lightning2_chunk_loop"),
+                EXACT,
+                fixed=("constant",),
             ),
             Column(
                 "GLA_K",

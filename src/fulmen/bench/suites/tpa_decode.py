@@ -9,33 +9,25 @@ from torch import Tensor
 import fulmen
 from fulmen.bench.compiled import Compiled
 from fulmen.bench.suite import PUBLISHED_LENGTHS, Column, Preset, Sizes, Suite, normal
+from fulmen.tpa.problem import decode_of
+from fulmen.tpa.reference import naive
+from fulmen.tpa.torch_factorised import factorised
 
 FACTORS = ("aq", "ak", "av", "bq", "bk", "bv")
-LENGTHS = PUBLISHED_LENGTHS
 
 
 def _split(split: str, backend: str = "auto") -> Callable[..., Tensor]:
     return lambda *factors: fulmen.tpa_decode(*factors, split=split, backend=backend)
 
 
-def naive(aq: Tensor, ak: Tensor, av: Tensor, bq: Tensor, bk: Tensor, bv: Tensor) -> Tensor:
-    """Builds q, k and v: ``[B, 1, H, E]``."""
-    q = (aq @ bq) / aq.shape[-1]
-    k, v = ak[..., None] * bk[:, :, None], av[..., None] * bv[:, :, None]
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    p = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
-    return (p @ v).transpose(1, 2)
+def _naive(*factors: Tensor) -> Tensor:
+    return naive(decode_of(*factors))
 
 
-def factorised(aq: Tensor, ak: Tensor, av: Tensor, bq: Tensor, bk: Tensor, bv: Tensor) -> Tensor:
-    """Never builds k or v: ``[B, 1, H, E]``."""
-    rank, dim = bq.shape[-2:]
-    scores = (aq[:, 0] @ (bq[:, 0] @ bk.mT)) * ak.mT
-    p = (scores * (dim**-0.5 / rank)).softmax(-1)
-    return ((p * av.mT) @ bv)[:, None]
+def _factorised(*factors: Tensor) -> Tensor:
+    return factorised(decode_of(*factors))
 
 
-_EXACT = naive
 TPA_DECODE = Suite(
     name="tpa_decode",
     about="one query of tensor-product attention over m cached keys, from their factors",
@@ -44,13 +36,13 @@ TPA_DECODE = Suite(
     modes=("fwd",),
     sections={
         "": (
-            Column("trb", 'tpa_decode, split="batch"', FACTORS, _split("batch"), _EXACT),
-            Column("trbh", 'tpa_decode, split="head"', FACTORS, _split("head"), _EXACT),
-            Column("trbn", 'tpa_decode, split="sequence"', FACTORS, _split("sequence"), _EXACT),
-            Column("to", "torch on the factors", FACTORS, factorised, _EXACT),
-            Column("toc", "to, under torch.compile", FACTORS, Compiled(factorised), _EXACT),
-            Column("ton", "torch that builds q, k and v", FACTORS, naive, _EXACT),
-            Column("tonc", "ton, under torch.compile", FACTORS, Compiled(naive), _EXACT),
+            Column("trb", 'tpa_decode, split="batch"', FACTORS, _split("batch"), _naive),
+            Column("trbh", 'tpa_decode, split="head"', FACTORS, _split("head"), _naive),
+            Column("trbn", 'tpa_decode, split="sequence"', FACTORS, _split("sequence"), _naive),
+            Column("to", "torch on the factors", FACTORS, _factorised, _naive),
+            Column("toc", "to, under torch.compile", FACTORS, Compiled(_factorised), _naive),
+            Column("ton", "torch that builds q, k and v", FACTORS, _naive, _naive),
+            Column("tonc", "ton, under torch.compile", FACTORS, Compiled(_naive), _naive),
         )
     },
     inputs={
