@@ -30,9 +30,11 @@ class Compiled:
         return self.calls - self.runs
 
     def _backend(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        from torch._functorch import config
         from torch._inductor.compile_fx import compile_fx
 
-        inner = compile_fx(graph, inputs)
+        with config.patch(donated_buffer=False):  # a backward is run many times on one graph
+            inner = compile_fx(graph, inputs)
 
         def run(*args: Any) -> Any:
             self.runs += 1

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from math import prod
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fulmen.bench.compiled import Compiled
 from fulmen.bench.suite import Column, Sizes, Suite
@@ -30,6 +31,12 @@ class Material:
                 made = made.to(self.device, torch.float32 if made.ndim == 1 else self.dtype)
             self._made[name, heads_first] = made
         return self._made[name, heads_first]
+
+    def bytes_of(self, names: Sequence[str]) -> int:
+        """Of tensors that need not exist yet."""
+        with FakeTensorMode():
+            made = [self.suite.inputs[name](self.sizes, self.n, _generator(name)) for name in names]
+        return sum(x.numel() * self.dtype.itemsize for x in made)
 
     def cotangent(self, output: Tensor, heads_first: bool) -> Tensor:
         """Of an output: the same values in either layout."""
@@ -76,6 +83,9 @@ class Workload:
     def backward(self) -> tuple[Tensor, ...]:
         return torch.autograd.grad(self.kept_output, self.leaves, self.cotangent, retain_graph=True)
 
+    def call(self, mode: str) -> Callable[[], object]:
+        return self.forward if mode == "fwd" else self.backward
+
     def results(self, mode: str) -> list[Tensor]:
         """Output, or gradients, in the suite's layout."""
         found = [self.forward().detach()] if mode == "fwd" else list(self.backward())
@@ -93,8 +103,8 @@ class Workload:
         return list(torch.autograd.grad(output, [x for x in leaves if x.requires_grad], cotangent))
 
 
-def bytes_of(tensors: list[Tensor] | tuple[Tensor, ...]) -> int:
-    return sum(prod(x.shape) * x.element_size() for x in tensors)
+def bytes_of(tensors: Sequence[Tensor]) -> int:
+    return sum(x.numel() * x.element_size() for x in tensors)
 
 
 def _axis(column: Column) -> int:
