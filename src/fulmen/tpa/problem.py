@@ -44,7 +44,8 @@ class Decode(NamedTuple):
 
     def in_state_dtype(self) -> Decode:
         """The call with factors in the dtype of all arithmetic."""
-        return Decode(*(x.to(state_dtype(x.dtype)) for x in self[:6]), self.scale, self.seqlens, self.split)
+        aq, ak, av, bq, bk, bv = (x.to(state_dtype(x.dtype)) for x in self[:6])
+        return self._replace(aq=aq, ak=ak, av=av, bq=bq, bk=bk, bv=bv)
 
 
 def decode_of(
