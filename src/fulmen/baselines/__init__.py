@@ -1,1 +1,1 @@
-"""What the benchmark lab compares with: algorithms of others, in our own words."""
+"""Published algorithms that fulmen's own operators are compared with."""
