@@ -98,7 +98,7 @@ def headline(groups: Iterable[Group]) -> tuple[str, float, str] | None:
             best, _ = ranking(group, n)[0]
             ratio = group.speedup(n, best)
             if ratio is not None and best != group.baseline:
-                where = f"than {group.baseline} at {axis(group)} = {n}, {what(group)}"
+                where = f"than {group.baseline} at {group.any_table.axis} = {n}, {what(group)}"
                 candidates.append((best, ratio, where))
     return max(candidates, key=lambda found: found[1], default=None)
 

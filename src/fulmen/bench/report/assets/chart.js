@@ -48,8 +48,8 @@ function range(values, margin) {
 }
 
 /**
- * Draws into `host`. A series has `name`, `color`, `points` of {x, y, low, high, lines}, and may be `base` or `published`;
- * `options` are the axis' name, the `unit` of y, and whether 1 is marked, as for ratios.
+ * Draws into `host`. A series has `name`, `color`, `points` of {x, y, low, high, text, more}, and may be `base`, or `published`
+ * and then the counterpart `of` another series; `options` are the axis' name, the `unit` of y, and whether 1 is marked, as for ratios.
  */
 function drawChart(host, series, options) {
   host.replaceChildren();
@@ -126,21 +126,23 @@ function follow(host, root, series, lengths, frame) {
   const tip = html("div", { class: "tip", hidden: true });
   root.append(cross);
   host.append(tip);
+  const measured = Object.fromEntries(series.filter((one) => !one.published).map((one) => [one.name, one]));
   const hide = () => { tip.hidden = true; cross.setAttribute("visibility", "hidden"); };
   host.onpointerleave = hide;
   host.onpointermove = host.onpointerdown = (event) => {
     const box = root.getBoundingClientRect();
-    const at = ((event.clientX - box.left) * frame.width) / box.width;
-    const n = lengths.reduce((best, one) => (Math.abs(frame.x(one) - at) < Math.abs(frame.x(best) - at) ? one : best));
-    const rows = series
-      .map((one) => [one, one.points.find((p) => p.x === n)])
-      .filter(([, point]) => point)
-      .sort(([, a], [, b]) => a.y - b.y);
+    const pointer = ((event.clientX - box.left) * frame.width) / box.width;
+    const n = lengths.reduce((best, one) => (Math.abs(frame.x(one) - pointer) < Math.abs(frame.x(best) - pointer) ? one : best));
+    const at = (one) => one?.points.find((p) => p.x === n);
+    const published = Object.fromEntries(series.filter((one) => one.published).map((one) => [one.of, one]));
+    const rows = series.filter((one) => at(one) && !(one.published && at(measured[one.of])));
     tip.replaceChildren(html("b", {}, `${frame.axis} = ${n}`));
-    for (const [one, point] of rows) {
+    for (const one of rows.sort((a, b) => at(b).y - at(a).y)) {
       const swatch = html("span", { class: one.published ? "swatch dashed" : "swatch", style: `color:${one.color}` });
-      const more = point.more ? html("span", { class: "more" }, point.more) : null;
-      tip.append(html("div", {}, swatch, html("span", {}, one.name), html("span", { class: "value" }, point.text), more));
+      const point = at(one), printed = one.published ? null : at(published[one.name]);
+      const more = printed ? `${printed.text} published` : point.more;
+      tip.append(html("div", {}, swatch, html("span", {}, one.name), html("span", { class: "value" }, point.text),
+        more ? html("span", { class: "more" }, more) : null));
     }
     for (const position of ["x1", "x2"]) cross.setAttribute(position, frame.x(n));
     cross.setAttribute("visibility", "visible");

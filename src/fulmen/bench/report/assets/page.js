@@ -108,7 +108,7 @@ function suitePanel(suite) {
       for (const [name, points] of Object.entries(found.published.curves))
         if (!state.hidden.has(name))
           series.push({
-            name: `${name} (${found.published.gpu})`, color: colors[name] ?? "var(--faint)", published: true,
+            name: `${name} (${found.published.gpu})`, color: colors[name] ?? "var(--faint)", published: true, of: name,
             points: points.map((p) => ({ ...p, text: `${number(p.y)} ${unit}` })),
           });
     const label = `${suite.name}: ${VIEWS[state.view]} by length, on logarithmic axes`;
