@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
 import torch
 
-from fulmen.gpu.architectures import Architecture
+from fulmen.gpu.architectures import DECAYS, Architecture
 from fulmen.gpu.dry_run import Launch, dry_run
+from fulmen.gpu.inspection import Shape, Workload
 from fulmen.linear_attention.problem import Attention, Gradients, States, Step
 
 _backend: Any = import_module("fulmen.linear_attention.triton")
@@ -46,47 +48,44 @@ def gradients(p: Attention, decay: str) -> Gradients:
     )
 
 
-def labelled_launches(
-    launches: list[Launch], decay: str, dtype: torch.dtype, key_dim: int, value_dim: int
-) -> dict[str, Launch]:
-    """In a dry run, one launch of each kernel for each of its uses, by a name that says which."""
-    p = attention(decay, dtype, key_dim, value_dim)
-    found: dict[str, Launch] = {}
+def linear_attention(launches: list[Launch], shape: Shape) -> Iterator[tuple[str, Launch]]:
+    """One launch of each kernel of the three functions for each of its uses."""
+    p = attention(shape.decay, shape.dtype, shape.D, shape.E)
 
-    def collect(walks: list[str], where: str = "") -> None:
+    def named(walks: list[str], where: str = "") -> Iterator[tuple[str, Launch]]:
         for launch in launches:
-            name = walks.pop(0) if launch.kernel == "scan" else f"{launch.kernel}{where}"
-            found.setdefault(name, launch)
+            yield walks.pop(0) if launch.kernel == "scan" else f"{launch.kernel}{where}", launch
         launches.clear()
 
-    output = torch.empty(p.output_shape, dtype=dtype)
+    output = torch.empty(p.output_shape, dtype=shape.dtype)
     walks = ["dq", "output for dc", "dk", "dv"] if p.decay_v is not None else ["dq", "dk", "dv"]
     _backend.forward(p._replace(schedule="loop"), output, None)
-    collect(["output"])
+    yield from named(["output"])
     _backend.forward(p._replace(schedule="parallel"), output, None)
-    collect(["output from edges"])
-    _backend.backward(p._replace(schedule="loop"), output, None, gradients(p, decay))
-    collect([*walks])
-    _backend.backward(p._replace(schedule="recompute"), output, None, gradients(p, decay))
-    collect([f"{walk}, recompute" for walk in walks], where=", backward")
+    yield from named(["output from edges"])
+    _backend.backward(p._replace(schedule="loop"), output, None, gradients(p, shape.decay))
+    yield from named([*walks])
+    _backend.backward(p._replace(schedule="recompute"), output, None, gradients(p, shape.decay))
+    yield from named([f"{walk}, recompute" for walk in walks], where=", backward")
     _backend.forward(p._replace(schedule="recurrent"), output, None)
-    collect([])
+    yield from named([])
 
     states = States(p.k, p.v, p.decay, p.decay_v, None, 128, "loop")
     edges = torch.empty(states.states_shape)
     _backend.states_forward(states, edges)
-    collect([], where=", carried")
-    _backend.states_backward(states, edges, torch.empty(states.states_shape), gradients(p, decay))
-    collect(["dk of states", "dv of states"], where=", backward")
+    yield from named([], where=", carried")
+    _backend.states_backward(states, edges, torch.empty(states.states_shape), gradients(p, shape.decay))
+    yield from named(["dk of states", "dv of states"], where=", backward")
 
     batch, _, heads, _ = p.output_shape
-    decay_now = p.decay if p.decay is None or p.decay.ndim == 1 else p.decay[:, 0]
-    decay_v_now = None if p.decay_v is None else p.decay_v[:, 0]
-    state = torch.empty(batch, heads, key_dim, value_dim)
-    token = Step(p.q[:, 0], p.k[:, 0], p.v[:, 0], state, decay_now, decay_v_now, 1.0)
-    _backend.step(token, torch.empty(token.output_shape, dtype=dtype))
-    collect([], where=", step")
-    return found
+    decay = p.decay if p.decay is None or p.decay.ndim == 1 else p.decay[:, 0]
+    decay_v = None if p.decay_v is None else p.decay_v[:, 0]
+    token = Step(p.q[:, 0], p.k[:, 0], p.v[:, 0], torch.empty(batch, heads, shape.D, shape.E), decay, decay_v, 1.0)
+    _backend.step(token, torch.empty(token.output_shape, dtype=shape.dtype))
+    yield from named([], where=", step")
+
+
+WORKLOADS = (Workload("linear_attention", "kernel", DECAYS, linear_attention),)
 
 
 def workspace(

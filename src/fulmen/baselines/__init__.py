@@ -1,0 +1,1 @@
+"""What the benchmark lab compares with: algorithms of others, in our own words."""
