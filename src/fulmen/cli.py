@@ -31,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     from fulmen import __version__
     from fulmen.bench import cli as bench
+    from fulmen.bench.report import cli as report
     from fulmen.gpu import cli as gpu
 
     parser = argparse.ArgumentParser(prog="fulmen", description="Linear attention, and the lab that measures it.")
@@ -42,6 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
     env.set_defaults(run=run_env)
 
     bench.add_command(commands)
+    report.add_command(commands)
     gpu.add_command(commands)
     return parser
 
