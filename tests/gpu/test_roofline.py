@@ -33,7 +33,7 @@ def test_every_published_time_has_a_limit(tmp_path, capsys):
     assert len(cells) == sum(len(row) for table in published for _, row in table.rows)
     for cell in cells:
         # Softmax attention on the RTX 5090 passes 100%: the card clocks higher than its data sheet.
-        assert 0 < cell["reached"] < (1.03 if cell["gpu"] == "RTX 5090" else 1), cell
+        assert 0 < cell["reached"] < (1.1 if cell["gpu"] == "RTX 5090" else 1), cell
     ours = [cell for cell in cells if cell["column"].startswith("LA3")]
     assert all(cell["ours"] >= cell["limit"] for cell in ours)
     assert "la3-speed-fwd-batch4-head32-dim64-bf16, limits of RTX 5090 (ms):" in capsys.readouterr().out

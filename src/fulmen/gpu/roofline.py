@@ -27,8 +27,8 @@ class Card(NamedTuple):
 
 
 # NVIDIA's data sheets: "A100 Tensor Core GPU" (SXM, 80 GB), "A800" (the same but for NVLink), "H100 Tensor Core GPU"
-# (SXM; the sheet's 1,979 TFLOPS are with sparsity), and "RTX Blackwell GPU Architecture" for the GeForce RTX 5090, whose
-# figure is for a boost clock that cards exceed.
+# (SXM; the sheet's 1,979 TFLOPS are with sparsity), and "RTX Blackwell GPU Architecture" for the GeForce RTX 5090,
+# whose figure is for a boost clock that cards exceed.
 CARDS = {
     "A100": Card("sm_80", 312e12, 2039e9),
     "A800": Card("sm_80", 312e12, 2039e9),
