@@ -125,10 +125,10 @@ const char *fulmen_error_text(int64_t status) {
         case FULMEN_BAD_VERSION: return "the struct belongs to another version of the interface";
         case FULMEN_BAD_SIZE: return "a size is out of range (features must be 1 to 512, chunk_size at least 1)";
         case FULMEN_BAD_HEADS: return "query_heads, key_heads and value_heads must each divide heads";
-        case FULMEN_BAD_DTYPE: return "a dtype is unknown or does not fit: q, k, v share one, results have it or float32";
+        case FULMEN_BAD_DTYPE: return "a dtype is unknown or does not fit: inputs share one, results have it or float32";
         case FULMEN_BAD_DECAY: return "the form of decay or decay_v is unknown, or its gradient is asked without it";
-        case FULMEN_BAD_SEQUENCES: return "cu_seqlens must rise from 0 to N, with batch = 1";
-        case FULMEN_BAD_OPTION: return "schedule is unknown or threads is below 1";
+        case FULMEN_BAD_SEQUENCES: return "cu_seqlens must rise from 0 to N, with batch = 1; lengths must be 0 to M";
+        case FULMEN_BAD_OPTION: return "schedule or split is unknown, or threads is below 1";
         case FULMEN_MISSING_TENSOR: return "a tensor that the call needs is absent";
         case FULMEN_BAD_STATE: return "the state must have rows or columns dense";
         case FULMEN_SMALL_WORKSPACE: return "the workspace is smaller than the call needs";
@@ -152,6 +152,12 @@ int64_t fulmen_step(const fulmen_step_call *call) {
     const int64_t status = invalid(call);
     return status ? status : kernels().step(*call);
 }
+int64_t fulmen_tpa_decode(const fulmen_tpa_decode_call *call) {
+    if (const int64_t status = invalid(call)) return status;
+    const int64_t needed = kernels().tpa_decode_workspace(*call);
+    if (needed > call->workspace_bytes || (needed > 0 && !call->workspace)) return FULMEN_SMALL_WORKSPACE;
+    return kernels().tpa_decode(*call);
+}
 
 int64_t fulmen_attention_forward_workspace(const fulmen_attention_forward_call *call) {
     return measure(call, kernels().attention_forward_workspace);
@@ -164,6 +170,9 @@ int64_t fulmen_states_forward_workspace(const fulmen_states_forward_call *call) 
 }
 int64_t fulmen_states_backward_workspace(const fulmen_states_backward_call *call) {
     return measure(call, kernels().states_backward_workspace);
+}
+int64_t fulmen_tpa_decode_workspace(const fulmen_tpa_decode_call *call) {
+    return measure(call, kernels().tpa_decode_workspace);
 }
 
 int64_t fulmen_isa_count(void) { return build_count; }

@@ -168,6 +168,40 @@ typedef struct {
     fulmen_tensor output; /* [B, H, E], q's dtype or float32 */
 } fulmen_step_call;
 
+/* Tensor-product attention of one token over M keys and values that are given as factors:
+ *
+ *     q = sum_r aq_r bq_r^T / R      k_m = sum_r ak_mr bk_mr^T / Rk      v_m = sum_r av_mr bv_mr^T / Rv
+ *     o_h = sum_m softmax_m(scale * q_h . k_mh) v_mh
+ *
+ * Every split, and every number of threads, gives the same bits. */
+enum fulmen_split {
+    FULMEN_SPLIT_AUTO = 0,
+    FULMEN_SPLIT_BATCH = 1,   /* one task for each sample */
+    FULMEN_SPLIT_HEAD = 2,    /* for each sample and 16 heads */
+    FULMEN_SPLIT_SEQUENCE = 3 /* for each sample and slice of M */
+};
+
+typedef struct {
+    int64_t abi_version;
+    int64_t batch;
+    int64_t tokens; /* M */
+    int64_t heads;
+    int64_t query_rank; /* the ranks R, Rk and Rv run from 1 to FULMEN_MAX_FEATURES, as do the features */
+    int64_t key_rank;
+    int64_t value_rank;
+    int64_t key_features;
+    int64_t value_features;
+    const int64_t *lengths; /* [B], each 0 to M, or NULL: all M; tokens behind the end are not read */
+    int64_t split;
+    int64_t threads;
+    double scale;
+    fulmen_tensor aq, ak, av; /* [B, M or 1, H, rank], one dtype for all six factors */
+    fulmen_tensor bq, bk, bv; /* [B, M or 1, rank, features]: stride_head leads to the next rank */
+    void *workspace;
+    int64_t workspace_bytes;
+    fulmen_tensor output; /* [B, 1, H, E], the factors' dtype or float32 */
+} fulmen_tpa_decode_call;
+
 FULMEN_API int64_t fulmen_abi_version(void);
 FULMEN_API const char *fulmen_error_text(int64_t status);
 
@@ -176,12 +210,14 @@ FULMEN_API int64_t fulmen_attention_backward(const fulmen_attention_backward_cal
 FULMEN_API int64_t fulmen_states_forward(const fulmen_states_forward_call *call);
 FULMEN_API int64_t fulmen_states_backward(const fulmen_states_backward_call *call);
 FULMEN_API int64_t fulmen_step(const fulmen_step_call *call);
+FULMEN_API int64_t fulmen_tpa_decode(const fulmen_tpa_decode_call *call);
 
 /* Bytes of workspace that the same struct needs (its workspace fields are ignored); negative: minus a status. */
 FULMEN_API int64_t fulmen_attention_forward_workspace(const fulmen_attention_forward_call *call);
 FULMEN_API int64_t fulmen_attention_backward_workspace(const fulmen_attention_backward_call *call);
 FULMEN_API int64_t fulmen_states_forward_workspace(const fulmen_states_forward_call *call);
 FULMEN_API int64_t fulmen_states_backward_workspace(const fulmen_states_backward_call *call);
+FULMEN_API int64_t fulmen_tpa_decode_workspace(const fulmen_tpa_decode_call *call);
 
 /* ISA builds inside this library, best first: fulmen_isa_name(0 .. fulmen_isa_count() - 1). At load the first that
  * this machine supports is chosen, or the one named by the environment variable FULMEN_ISA. */

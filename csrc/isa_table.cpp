@@ -12,6 +12,7 @@ const Kernels FULMEN_TABLE(FULMEN_ISA) = {
     FULMEN_ISA::states_forward,              FULMEN_ISA::states_backward,
     FULMEN_ISA::step,                        FULMEN_ISA::attention_forward_workspace,
     FULMEN_ISA::attention_backward_workspace, FULMEN_ISA::states_forward_workspace,
-    FULMEN_ISA::states_backward_workspace,   FULMEN_ISA::fma_burst};
+    FULMEN_ISA::states_backward_workspace,   FULMEN_ISA::fma_burst,
+    FULMEN_ISA::tpa_decode,                  FULMEN_ISA::tpa_decode_workspace};
 
 }  // namespace fulmen

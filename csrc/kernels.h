@@ -16,6 +16,8 @@ struct Kernels {
     int64_t (*states_forward_workspace)(const fulmen_states_forward_call &);
     int64_t (*states_backward_workspace)(const fulmen_states_backward_call &);
     int64_t (*fma_burst)(int64_t rounds);
+    int64_t (*tpa_decode)(const fulmen_tpa_decode_call &);
+    int64_t (*tpa_decode_workspace)(const fulmen_tpa_decode_call &);
 };
 
 #ifdef FULMEN_ISA
@@ -30,6 +32,8 @@ int64_t attention_backward_workspace(const fulmen_attention_backward_call &);
 int64_t states_forward_workspace(const fulmen_states_forward_call &);
 int64_t states_backward_workspace(const fulmen_states_backward_call &);
 int64_t fma_burst(int64_t rounds);
+int64_t tpa_decode(const fulmen_tpa_decode_call &);
+int64_t tpa_decode_workspace(const fulmen_tpa_decode_call &);
 }  // namespace FULMEN_ISA
 #endif
 

@@ -78,6 +78,21 @@ FULMEN_INLINE Vec exp(Vec x) {
     return select(x > highest, broadcast(__builtin_inff()), result);
 }
 
+// exp for x <= 0, in half the instructions: a softmax spends much of its time here. Below -87 it stays at e^-87.
+FULMEN_INLINE Vec exp_of_negative(Vec x) {
+    const Vec lowest = broadcast(-87.0f), rounder = broadcast(12582912.0f);  // as above
+    const Vec bounded = select(x < lowest, lowest, x);
+    const Vec shifted = bounded * 1.44269504f + rounder;  // its lowest bits are n, the exponent of 2
+    const Vec r = bounded * 1.44269504f - (shifted - rounder);
+    Vec p = r * 1.535336188e-4f + 1.339887440e-3f;
+    p = p * r + 9.618437357e-3f;
+    p = p * r + 5.550332471e-2f;
+    p = p * r + 2.402264791e-1f;
+    p = p * r + 6.931472028e-1f;
+    p = p * r + 1.0f;
+    return (Vec)((IntVec)p + ((IntVec)shifted << 23));
+}
+
 // ---- storage types ----
 
 struct Float32 {

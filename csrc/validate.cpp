@@ -111,4 +111,23 @@ int64_t invalid(const fulmen_step_call *call) {
     return FULMEN_OK;
 }
 
+int64_t invalid(const fulmen_tpa_decode_call *call) {
+    const fulmen_tpa_decode_call &c = *call;
+    if (c.abi_version != FULMEN_ABI_VERSION) return FULMEN_BAD_VERSION;
+    if (c.batch < 0 || c.tokens < 0 || c.heads < 1) return FULMEN_BAD_SIZE;
+    for (const int64_t size : {c.query_rank, c.key_rank, c.value_rank, c.key_features, c.value_features})
+        if (!is_feature_count(size)) return FULMEN_BAD_SIZE;
+    for (const fulmen_tensor *x : {&c.ak, &c.av, &c.bq, &c.bk, &c.bv})
+        if (x->dtype != c.aq.dtype) return FULMEN_BAD_DTYPE;
+    if (!is_dtype(c.aq.dtype) || !fits(c.output, c.aq.dtype)) return FULMEN_BAD_DTYPE;
+    if (c.split < FULMEN_SPLIT_AUTO || c.split > FULMEN_SPLIT_SEQUENCE || c.threads < 1) return FULMEN_BAD_OPTION;
+    if (c.lengths)
+        for (int64_t b = 0; b < c.batch; ++b)
+            if (c.lengths[b] < 0 || c.lengths[b] > c.tokens) return FULMEN_BAD_SEQUENCES;
+    if (c.batch == 0) return FULMEN_OK;
+    if (!c.aq.data || !c.bq.data || !c.output.data) return FULMEN_MISSING_TENSOR;
+    if (c.tokens > 0 && (!c.ak.data || !c.av.data || !c.bk.data || !c.bv.data)) return FULMEN_MISSING_TENSOR;
+    return FULMEN_OK;
+}
+
 }  // namespace fulmen

@@ -2,14 +2,17 @@
 
 from fulmen.backends import Backend, backends
 from fulmen.linear_attention import chunk_states, linear_attention, linear_attention_step
+from fulmen.tpa import TPACache, tpa_decode
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Backend",
+    "TPACache",
     "__version__",
     "backends",
     "chunk_states",
     "linear_attention",
     "linear_attention_step",
+    "tpa_decode",
 ]

@@ -14,3 +14,11 @@ def output_file(text: str) -> Path:
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{path} is a folder")
     return path
+
+
+def input_file(text: str) -> Path:
+    """The path of a file that is there."""
+    path = Path(text)
+    if not path.is_file():
+        raise argparse.ArgumentTypeError(f"there is no file {path}")
+    return path

@@ -31,7 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     from fulmen import __version__
     from fulmen.bench import cli as bench
+    from fulmen.bench.report import cli as report
     from fulmen.gpu import cli as gpu
+    from fulmen.verify import cli as verify
 
     parser = argparse.ArgumentParser(prog="fulmen", description="Linear attention, and the lab that measures it.")
     parser.add_argument("--version", action="version", version=f"fulmen {__version__}")
@@ -42,7 +44,9 @@ def build_parser() -> argparse.ArgumentParser:
     env.set_defaults(run=run_env)
 
     bench.add_command(commands)
+    report.add_command(commands)
     gpu.add_command(commands)
+    verify.add_command(commands)
     return parser
 
 

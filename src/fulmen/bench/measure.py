@@ -1,4 +1,4 @@
-"""Measuring calls: time, interleaved so that a noisy neighbour hits all alike, and peak memory."""
+"""Measuring calls: time, interleaved so that a noisy neighbour hits all alike, and memory."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import torch
 
+Call = Callable[[], object]
+
 
 class Timing(NamedTuple):
     """Seconds."""
@@ -21,7 +23,34 @@ class Timing(NamedTuple):
     p80: float
 
 
-def interleaved(calls: dict[str, Callable[[], object]], seconds: float, repeats: int = 3) -> dict[str, Timing]:
+class Usage(NamedTuple):
+    """Bytes that a call allocated: the most at once, its result included, and what its result still held."""
+
+    peak: int
+    held: int
+
+
+def seconds_of(call: Call) -> float:
+    """The time of one call, until the CPU is done."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def seconds_on_cuda(call: Call) -> float:
+    """The time of one call on the GPU, from caches without its data, as triton's do_bench takes it."""
+    torch.empty(256 << 20, dtype=torch.int8, device="cuda").zero_()
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    call()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / 1e3
+
+
+def interleaved(
+    calls: dict[str, Call], seconds: float, repeats: int = 3, clock: Callable[[Call], float] = seconds_of
+) -> dict[str, Timing]:
     """Time every call in turn, again and again, for about ``seconds`` and at least ``repeats`` rounds."""
     for call in calls.values():
         call()
@@ -29,9 +58,7 @@ def interleaved(calls: dict[str, Callable[[], object]], seconds: float, repeats:
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(next(iter(samples.values()))) < repeats:
         for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            samples[name].append(time.perf_counter() - start)
+            samples[name].append(clock(call))
     return {name: _summary(taken) for name, taken in samples.items()}
 
 
@@ -41,8 +68,28 @@ def _summary(samples: list[float]) -> Timing:
     return Timing(statistics.median(ordered), ordered[round(0.2 * last)], ordered[round(0.8 * last)])
 
 
-def peak_bytes(call: Callable[[], object]) -> int:
-    """The most memory that ``call`` held at once on the CPU, its result included, by torch's own account."""
+def memory_use(call: Call, device: str = "cpu") -> Usage:
+    """By torch's own account, which includes what the CPU core and the kernels are given to work in."""
+    return _use_on_cuda(call) if device == "cuda" else _use_on_cpu(call)
+
+
+def peak_bytes(call: Call) -> int:
+    """The most memory that ``call`` held at once on the CPU, its result included."""
+    return memory_use(call).peak
+
+
+def _use_on_cuda(call: Call) -> Usage:
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    result = call()
+    torch.cuda.synchronize()
+    peak, held = torch.cuda.max_memory_allocated() - before, torch.cuda.memory_allocated() - before
+    del result
+    return Usage(peak, held)
+
+
+def _use_on_cpu(call: Call) -> Usage:
     activities = [torch.profiler.ProfilerActivity.CPU]
     profiler = torch.profiler.profile(activities=activities, profile_memory=True)
     with _silent_stderr():
@@ -57,7 +104,19 @@ def peak_bytes(call: Callable[[], object]) -> int:
         if event.name() == "[memory]":
             current += event.nbytes()
             peak = max(peak, current)
-    return peak
+    return Usage(peak, current)
+
+
+def available_bytes(device: str) -> int:
+    """The memory that can still be taken without swapping."""
+    if device == "cuda":
+        return torch.cuda.mem_get_info()[0]
+    try:
+        with open("/proc/meminfo") as file:
+            facts = dict(line.split(":", 1) for line in file)
+        return int(facts["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @contextmanager

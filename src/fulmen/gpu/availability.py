@@ -16,6 +16,11 @@ def why_triton_is_unavailable() -> str:
     # Unlike torch.cuda.is_available, counting the devices leaves the process able to fork.
     if not interpreted() and torch.cuda.device_count() == 0:
         return "torch finds no CUDA or HIP device"
+    return why_triton_is_missing()
+
+
+def why_triton_is_missing() -> str:
+    """One sentence; empty if kernels can be compiled here, whether or not there is a GPU to run them on."""
     if find_spec("triton") is None:
         return "triton is not installed (pip install 'fulmen[gpu]')"
     from importlib.metadata import version

@@ -1,139 +1,107 @@
-"""Running the Triton launchers without a GPU: launches are compiled and recorded, not executed.
+"""Running the Triton launchers without a GPU: launches are recorded, neither compiled nor executed.
 
 Triton asks its active driver for everything it wants to know of a device. :func:`dry_run` puts a stand-in there, and
 fake tensors have shapes and strides but no memory; so the ordinary launchers run from end to end, with the
-specialisation and the compilation that the architecture would get. Needs TRITON_INTERPRET unset.
+specialisation that the architecture would get. A recorded launch can be compiled later
+(:mod:`fulmen.gpu.compilation`). Needs TRITON_INTERPRET unset.
 """
 
 from __future__ import annotations
 
 import warnings
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_map_only
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
+from triton.runtime.jit import JITFunction
 
 from fulmen.gpu.architectures import Architecture, pretend
-from fulmen.linear_attention.triton.recurrent import recur
-from fulmen.linear_attention.triton.scan import scan
-from fulmen.linear_attention.triton.states import fold, sum_segments, summarise
+from fulmen.gpu.memory import Memory
 
-KERNELS: tuple[Any, ...] = (scan, summarise, fold, sum_segments, recur)
+
+class Operand(NamedTuple):
+    """What is left of a tensor in a recorded launch."""
+
+    shape: tuple[int, ...]
+    itemsize: int
 
 
 class Launch(NamedTuple):
+    """A launch, in values that another process can be sent. ``signature``, ``constants``, ``attributes`` and
+    ``options`` are what Triton compiles the function for, in its own terms."""
+
+    module: str
     kernel: str
     grid: tuple[int, int, int]
-    constants: dict[str, Any]  # the compile-time arguments
-    source: Any  # what Triton compiles
-    metadata: Any  # what it says of the result: shared memory, warps, ...
+    arguments: dict[str, Any]  # tensors as Operand
+    signature: dict[str, Any]
+    constants: dict[tuple[int, ...], Any]
+    attributes: dict[tuple[int, ...], Any]
+    options: dict[str, Any]
 
 
 class RecordingDriver:
     """As much of a Triton driver as launching needs, for a device of ``architecture`` that does nothing."""
 
-    def __init__(self, architecture: Architecture, launches: list[Launch]) -> None:
+    def __init__(self, architecture: Architecture) -> None:
         self.architecture = architecture
-        self.utils = self
-
-        class Launcher:
-            def __init__(self, source: Any, metadata: Any) -> None:
-                self.source, self.metadata = source, metadata
-
-            def __call__(self, *args: Any) -> None:
-                names = self.source.fn.arg_names
-                constants = {names[path[0]]: value for path, value in self.source.constants.items() if len(path) == 1}
-                launches.append(Launch(self.source.fn.__name__, args[:3], constants, self.source, self.metadata))
-
-        self.launcher_cls = Launcher
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget(self.architecture.backend, self.architecture.target, self.architecture.warp)
+        return target_of(self.architecture)
 
-    def get_current_device(self) -> int:
+    def get_current_device(self) -> str:
+        # Triton keeps what it knows of a function by device: dry runs must not meet real devices there.
+        return f"dry run of {self.architecture.name}"
+
+    def get_current_stream(self, device: str) -> int:
         return 0
 
-    def get_current_stream(self, device: int | None = None) -> int:
-        return 0
 
-    def get_device_properties(self, device: int) -> dict[str, int]:
-        # No limit: a kernel that does not fit is to be reported, not refused.
-        return {"max_shared_mem": 1 << 30}
-
-    def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
-        module, function, registers, spills, threads = 1, 1, 0, 0, 1024
-        return module, function, registers, spills, threads
+def target_of(architecture: Architecture) -> GPUTarget:
+    return GPUTarget(architecture.backend, architecture.target, architecture.warp)
 
 
-class Memory(TorchDispatchMode):
-    """Counts the bytes of the storages that operations make, while these are alive."""
+def recorder(launches: list[Launch]) -> Any:
+    """What stands in for Triton's compilation of a function: its result adds to ``launches`` when it is launched."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.allocated = self.peak = 0
-        self._alive: set[int] = set()
+    class Recorded:
+        function = packed_metadata = None
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for x in tree_leaves(result):
-            if isinstance(x, torch.Tensor) and x.untyped_storage()._cdata not in self._alive:
-                self._count(x.untyped_storage())
-        return result
+        def __init__(self, jit: Any, signature: Any, constants: Any, attributes: Any, options: Any) -> None:
+            self.jit, self.what = jit, (signature, constants, attributes, options.__dict__)
 
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        self._alive.add(key)
-        self.allocated += size
-        self.peak = max(self.peak, self.allocated)
-        weakref.finalize(storage, self._free, key, size)
+        def launch_metadata(self, *_: Any) -> None:
+            return None
 
-    def _free(self, key: int, size: int) -> None:
-        self._alive.discard(key)
-        self.allocated -= size
+        def run(self, x: int, y: int, z: int, *rest: Any) -> None:
+            # Before the arguments come the stream, the function, two kinds of metadata and two hooks.
+            values = tree_map_only(torch.Tensor, lambda t: Operand(tuple(t.shape), t.element_size()), rest[6:])
+            arguments = dict(zip(self.jit.arg_names, values, strict=True))
+            launches.append(Launch(self.jit.module, self.jit.__name__, (x, y, z), arguments, *self.what))
 
-    @contextmanager
-    def workspace(self) -> Iterator[list[int]]:
-        """Gives a list that will hold one number: the most that was allocated at once in the block."""
-        found: list[int] = []
-        before = self.peak = self.allocated
-        yield found
-        found.append(self.peak - before)
+    def record(
+        jit: Any, key: Any, signature: Any, device: Any, constants: Any, options: Any, attributes: Any, warmup: bool
+    ) -> Recorded:
+        return Recorded(jit, signature, constants, attributes, options)
+
+    return record
 
 
 @contextmanager
 def dry_run(architecture: Architecture) -> Iterator[tuple[list[Launch], Memory]]:
     """A block in which tensors are fake (make them with ``device="cpu"``) and launches recorded."""
     launches: list[Launch] = []
-    before = driver._active
-    driver.set_active(RecordingDriver(architecture, launches))
-    _forget_compiled()
+    before = driver._active, JITFunction._do_compile
+    driver.set_active(RecordingDriver(architecture))
+    JITFunction._do_compile = recorder(launches)
     try:
         with warnings.catch_warnings(), pretend(architecture), FakeTensorMode(), Memory() as memory:
             warnings.filterwarnings("ignore", message="Accessing the data pointer")
             yield launches, memory
     finally:
-        driver._active = before
-        _forget_compiled()
-
-
-def compiled() -> dict[str, Any]:
-    """What the block has compiled so far, by the hash that a launch's metadata has."""
-    return {
-        kernel.hash: kernel
-        for function in KERNELS
-        for cache in function.device_caches.values()
-        for kernel in cache[0].values()
-    }
-
-
-def _forget_compiled() -> None:
-    # Triton keeps what it compiled for each device, and takes the stand-in for one and the same device every time.
-    for function in KERNELS:
-        function.device_caches.clear()
+        driver._active, JITFunction._do_compile = before

@@ -1,44 +1,80 @@
-"""`fulmen inspect`: compile every kernel for every architecture, and tell what it takes of it. Needs no GPU."""
+"""`fulmen inspect`: compile every kernel for every architecture, and tell what it takes of it. Needs no GPU.
+
+Launches are recorded first (:mod:`fulmen.gpu.dry_run`), then those that were asked for are compiled, each distinct one
+once, and what was found is kept: a second run only reads.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import re
-import subprocess
-import tempfile
-import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from fulmen.gpu.architectures import ARCHITECTURES, Architecture, interpreted
+from fulmen.gpu.architectures import ARCHITECTURES, interpreted
+from fulmen.gpu.availability import why_triton_is_missing
 
-TENSOR_CORE_OPS = re.compile(r"\bmma\.sync|\bwgmma\.mma_async|\btcgen05\.mma\b|\bv_mfma_")
+if TYPE_CHECKING:
+    from fulmen.gpu.compilation import Resources
+    from fulmen.gpu.dry_run import Launch
+
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 SIZES = ((64, 64), (128, 128))
 ALL_SIZES = (*SIZES, (256, 256), (128, 64))
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fulmen"
+# Each has WORKLOADS. They are imported when kernels are inspected: Triton comes with them.
+WORKLOAD_MODULES = ("fulmen.gpu.workloads", "fulmen.gpu.workloads_lightning2")
 
 
-class Task(NamedTuple):
-    """What one process compiles at a time."""
+class Shape(NamedTuple):
+    """One point of the matrix that a workload is run for."""
 
-    arch: str
-    dtype: str
-    decay: str
+    dtype: torch.dtype
     D: int
     E: int
+    decay: str
+
+
+class Workload(NamedTuple):
+    """The calls that make one operator launch each of its kernels.
+
+    Attributes:
+        name: of the operator.
+        role: "kernel", or "baseline" for what ours is compared with.
+        decays: those of :data:`~fulmen.gpu.architectures.DECAYS` it has; ("none",) for an operator without.
+        launch: called in a dry run with the list that launches are recorded in; yields each with a label that says
+            what it is for.
+    """
+
+    name: str
+    role: str
+    decays: tuple[str, ...]
+    launch: Callable[[list[Launch], Shape], Iterator[tuple[str, Launch]]]
+
+
+class Labelled(NamedTuple):
+    """A launch and where in the table it stands."""
+
+    kernel: str
+    role: str
+    arch: str
+    dtype: str
+    D: int
+    E: int
+    decay: str
+    launch: Launch
 
 
 @dataclass(frozen=True)
 class Report:
-    """What one kernel takes. ``spills``: bytes stored plus loaded (NVIDIA), or vector registers (AMD)."""
+    """What one kernel takes; see :class:`fulmen.gpu.compilation.Resources`."""
 
     kernel: str
     role: str
@@ -51,116 +87,135 @@ class Report:
     shared_limit: int
     registers: int
     spills: int
+    scalar_spills: int
     tensor_core_ops: int
     compile_seconds: float
 
 
-def tasks(archs: Iterable[str], decays: Iterable[str], everything: bool) -> list[Task]:
+def workloads() -> list[Workload]:
+    return [workload for module in WORKLOAD_MODULES for workload in import_module(module).WORKLOADS]
+
+
+def record(archs: list[str], decays: list[str], kernel: str | None, everything: bool) -> list[Labelled]:
+    """The launches that the options ask for; ``kernel`` is a part of a label."""
+    from fulmen.gpu.dry_run import dry_run
+
     dtypes, sizes = (tuple(DTYPES), ALL_SIZES) if everything else (("bf16",), SIZES)
-    return [Task(a, dtype, decay, d, e) for a in archs for decay in decays for dtype in dtypes for d, e in sizes]
-
-
-def inspect(chosen: list[Task], kernels: str | None, processes: int) -> Iterable[tuple[Task, list[Report]]]:
-    """The reports of each task as they come in; ``kernels`` is a part of a kernel's name."""
-    if interpreted():
-        raise RuntimeError("unset TRITON_INTERPRET: kernels that are interpreted are not compiled")
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        running = {pool.submit(run_task, task, kernels): task for task in chosen}
-        for done in as_completed(running):
-            yield running[done], done.result()
-
-
-def run_task(task: Task, kernels: str | None = None) -> list[Report]:
-    # Before triton is imported. What it compiled stays there, so a second run only reads.
-    os.environ.setdefault("TRITON_CACHE_DIR", str(CACHE / "triton"))
-    from fulmen.gpu.dry_run import compiled, dry_run
-    from fulmen.gpu.workloads import labelled_launches
-
-    architecture = ARCHITECTURES[task.arch]
-    reports = []
-    started = time.perf_counter()
-    with dry_run(architecture) as (launches, _):
-        found = labelled_launches(launches, task.decay, DTYPES[task.dtype], task.D, task.E)
-        seconds = (time.perf_counter() - started) / max(len(found), 1)
-        by_hash = compiled()
-        for name, launch in found.items():
-            if kernels is None or kernels in name:
-                usage = resources(by_hash[launch.metadata.hash], architecture)
-                reports.append(
-                    Report(
-                        name, "kernel", *task[:2], task.D, task.E, task.decay, launch.metadata.shared,
-                        architecture.shared_limit, usage["registers"], usage["spills"], usage["tensor_core_ops"],
-                        round(seconds, 2),
-                    )
-                )  # fmt: skip
-    return reports
-
-
-def resources(kernel: Any, architecture: Architecture) -> dict[str, int]:
-    """Registers, spills and tensor-core instructions of a compiled kernel, kept by its hash."""
-    kept = CACHE / "resources" / f"{kernel.hash}.json"
-    if kept.exists():
-        return json.loads(kept.read_text())
-    if architecture.backend == "cuda":
-        code = kernel.asm["ptx"]
-        found = _ask_ptxas(code, architecture)
-    else:
-        code = kernel.asm["amdgcn"]
-        found = {
-            "registers": _number(r"\.vgpr_count:\s+(\d+)", code),
-            "spills": _number(r"\.vgpr_spill_count:\s+(\d+)", code),
-        }
-    found["tensor_core_ops"] = len(TENSOR_CORE_OPS.findall(code))
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_text(json.dumps(found))
+    shapes = [(dtype, d, e) for dtype in dtypes for d, e in sizes]
+    found = []
+    for arch in archs:
+        for workload in workloads():
+            for decay in (decay for decay in workload.decays if decay in decays):
+                for dtype, d, e in shapes:
+                    with dry_run(ARCHITECTURES[arch]) as (launches, _):
+                        labelled = dict(workload.launch(launches, Shape(DTYPES[dtype], d, e, decay)))
+                    found += [
+                        Labelled(label, workload.role, arch, dtype, d, e, decay, launch)
+                        for label, launch in labelled.items()
+                        if kernel is None or kernel in label
+                    ]
     return found
 
 
-def _ask_ptxas(ptx: str, architecture: Architecture) -> dict[str, int]:
-    """Assemble once more, with the flags Triton uses, for what ptxas has to say."""
-    from triton.backends.nvidia.compiler import get_ptxas
+def inspect(chosen: list[Labelled], processes: int, begin: Callable[[str], None]) -> dict[str, Resources]:
+    """What the chosen launches take, by :func:`fulmen.gpu.compilation.key_of`. ``begin`` is told what is compiled."""
+    from fulmen.gpu.compilation import key_of
 
-    target = re.search(r"^\.target (\S+?)[,\s]", ptx, re.MULTILINE)
-    assert target is not None
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder, "kernel.ptx")
-        source.write_text(ptx)
-        command = [get_ptxas(architecture.target).path, "-lineinfo", "-v", "--regAllocOptLevel=2"]
-        command += [f"--gpu-name={target[1]}", str(source), "-o", str(Path(folder, "kernel.cubin"))]
-        log = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    stores, loads = (_number(rf"(\d+) bytes spill {what}", log) for what in ("stores", "loads"))
-    return {"registers": _number(r"Used (\d+) registers", log), "spills": stores + loads}
+    missing: dict[str, Labelled] = {}
+    found: dict[str, Resources] = {}
+    for labelled in chosen:
+        key = key_of(labelled.launch, ARCHITECTURES[labelled.arch])
+        if key not in found and key not in missing:
+            kept = _kept(key)
+            if kept is None:
+                missing[key] = labelled
+            else:
+                found[key] = kept
+    if not missing:
+        return found
+    with TemporaryDirectory() as folder:
+        pool = ProcessPoolExecutor(
+            min(processes, len(missing)), get_context("spawn"), initializer=_let_triton_write_to, initargs=(folder,)
+        )
+        with pool:
+            running = {pool.submit(_compile, key, labelled): key for key, labelled in missing.items()}
+            begin(f"{len(running)} kernels")
+            for done in as_completed(running):
+                key = running[done]
+                found[key] = done.result()
+                labelled = missing[key]
+                begin(f"{labelled.arch} {labelled.dtype} {labelled.D}×{labelled.E} {labelled.decay} {labelled.kernel}")
+    return found
 
 
-def _number(pattern: str, text: str) -> int:
-    found = re.search(pattern, text)
-    if found is None:
-        raise RuntimeError(f"the compiler's report has no {pattern!r}")
-    return int(found[1])
+def _let_triton_write_to(folder: str) -> None:
+    os.environ["TRITON_CACHE_DIR"] = folder
+
+
+def _compile(key: str, labelled: Labelled) -> Resources:
+    from fulmen.gpu.compilation import resources
+
+    try:
+        found = resources(labelled.launch, ARCHITECTURES[labelled.arch])
+    except Exception as error:
+        raise RuntimeError(f"{labelled[:-1]} does not compile: {error}") from error
+    _keep(key, found)
+    return found
+
+
+def _kept(key: str) -> Resources | None:
+    from fulmen.gpu.compilation import Resources
+
+    path = _cache() / f"{key}.json"
+    return Resources(**json.loads(path.read_text())) if path.exists() else None
+
+
+def _keep(key: str, found: Resources) -> None:
+    path = _cache() / f"{key}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(f".{os.getpid()}")
+    unfinished.write_text(json.dumps(found._asdict()))
+    unfinished.replace(path)
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fulmen" / "inspect"
+
+
+def reports(archs: list[str], decays: list[str], kernel: str | None, everything: bool) -> list[Report]:
+    """The table that the options ask for, compiled on all cores."""
+    if interpreted():
+        raise RuntimeError("unset TRITON_INTERPRET: kernels that are interpreted are not compiled")
+    if missing := why_triton_is_missing():
+        raise RuntimeError(missing)
+    from fulmen.bench.progress import Steps
+    from fulmen.gpu.compilation import key_of
+
+    chosen = record(archs, decays, kernel, everything)
+    with Steps(len({key_of(c.launch, ARCHITECTURES[c.arch]) for c in chosen})) as steps:
+        found = inspect(chosen, os.cpu_count() or 1, steps.begin)
+    table = []
+    for labelled in chosen:
+        architecture = ARCHITECTURES[labelled.arch]
+        taken = found[key_of(labelled.launch, architecture)]._asdict()
+        table.append(Report(*labelled[:-1], shared_limit=architecture.shared_limit, **taken))
+    return table
 
 
 def run(archs: list[str], decays: list[str], kernel: str | None, everything: bool, into: Path | None) -> None:
     """Print a table, and what does not fit or spills below it; also write JSON if asked."""
-    from fulmen.bench.progress import Steps
-
-    chosen = tasks(archs, decays, everything)
-    reports: list[Report] = []
-    with Steps(len(chosen)) as steps:
-        steps.begin("compiling")
-        for task, found in inspect(chosen, kernel, os.cpu_count() or 1):
-            reports += found
-            steps.begin(" ".join(map(str, task)))
-    reports.sort(key=lambda r: (list(ARCHITECTURES).index(r.arch), r.D, r.E, r.dtype, r.decay))
+    table = reports(archs, decays, kernel, everything)
     print(
-        f"{'arch':8}{'dtype':6}{'D×E':10}{'decay':11}{'kernel':24}{'shared':>16}{'registers':>11}{'spills':>8}{'mma':>6}"
+        f"{'arch':8}{'dtype':6}{'D×E':10}{'decay':11}{'kernel':30}{'shared':>16}{'registers':>11}{'spills':>8}{'mma':>6}"
     )
-    for r in reports:
+    for r in table:
         shared = f"{r.shared}/{r.shared_limit}"
         print(
-            f"{r.arch:8}{r.dtype:6}{f'{r.D}×{r.E}':10}{r.decay:11}{r.kernel:24}{shared:>16}{r.registers:>11}"
+            f"{r.arch:8}{r.dtype:6}{f'{r.D}×{r.E}':10}{r.decay:11}{r.kernel:30}{shared:>16}{r.registers:>11}"
             f"{r.spills:>8}{r.tensor_core_ops:>6}"
         )
-    spilling, large = sum(r.spills > 0 for r in reports), sum(r.shared > r.shared_limit for r in reports)
-    print(f"{len(reports)} kernels: {spilling} spill, {large} need more shared memory than there is")
+    spilling = sum(r.spills > 0 for r in table if r.role == "kernel")
+    large = sum(r.shared > r.shared_limit for r in table)
+    print(f"{len(table)} kernels: {spilling} spill, {large} need more shared memory than there is")
     if into is not None:
-        into.write_text(json.dumps([asdict(r) for r in reports], indent=1))
+        into.write_text(json.dumps([asdict(r) for r in table], indent=1))

@@ -1,0 +1,1 @@
+"""Published algorithms that fulmen's own operators are compared with."""

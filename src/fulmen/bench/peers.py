@@ -1,0 +1,42 @@
+"""Packages of others, used where they can be imported; and where not, what to install."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+INSTALL = {
+    "fla": "pip install flash-linear-attention",
+    "flash_attn": "pip install flash-attn (needs CUDA)",
+    "lightning_attn": "pip install lightning-attn (needs CUDA)",
+}
+
+
+@cache
+def why_missing(package: str) -> str:
+    """Empty if the package can be imported."""
+    try:
+        import_module(package)
+    except ImportError:
+        return f"{package} is not installed: {INSTALL[package]}"
+    except Exception as error:  # a package may fail in its own ways on a machine it does not know
+        return f"{package} cannot be imported: {error}"
+    return ""
+
+
+def on_cuda(package: str) -> Callable[[str], str]:
+    """For a column that on CUDA is the package's, and on CPU ours."""
+    return lambda device: why_missing(package) if device == "cuda" else ""
+
+
+def only_on_cuda(package: str) -> Callable[[str], str]:
+    """For a column that exists in the package alone."""
+    return lambda device: why_missing(package) if device == "cuda" else f"{package} runs on CUDA only"
+
+
+def peer(path: str) -> Any:
+    """The function at ``package.module.function``."""
+    module, _, name = path.rpartition(".")
+    return getattr(import_module(module), name)

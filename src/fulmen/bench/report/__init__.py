@@ -1,0 +1,30 @@
+"""`fulmen report`: a run's results as CSV, JSON, Markdown, plots and one HTML page."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+
+from fulmen.bench.report.groups import groups_of
+from fulmen.bench.report.kernels import KernelReport
+from fulmen.bench.report.markdown_report import markdown_report
+from fulmen.bench.report.page import page
+from fulmen.bench.results import Results
+from fulmen.bench.tables import to_csv
+
+
+def write(results: Results, folder: Path, inspection: list[KernelReport] | None = None) -> list[Path]:
+    """Fill ``folder``, which is made if need be; returns the files.
+
+    Args:
+        inspection: what `fulmen inspect --json` wrote, for the sections on shared memory.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    raw = folder / "benchmark_results.json"
+    results.save(raw)
+    texts = {"results.csv": to_csv(results.tables), "report.html": page(results)}
+    for suite, groups in groupby(groups_of(results.tables), key=lambda group: group.suite):
+        texts[f"{suite}.md"] = markdown_report(suite, list(groups), results, inspection)
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return [raw, *(folder / name for name in texts)]

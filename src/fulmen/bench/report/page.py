@@ -1,0 +1,134 @@
+"""One HTML page with everything in it: it opens without a network, and loads nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict
+from importlib.resources import files
+from itertools import groupby
+from typing import Any
+
+from fulmen.bench import published
+from fulmen.bench.report.findings import headline
+from fulmen.bench.report.groups import Group, groups_of
+from fulmen.bench.report.system import backend_lines, facts, machine
+from fulmen.bench.report.texts import suite_text, variant
+from fulmen.bench.results import Cell, Results, Table
+from fulmen.bench.tables import UNITS, published_form, reason
+
+
+def page(results: Results) -> str:
+    parts = {
+        "style": _asset("page.css"),
+        "data": _as_script(page_data(results)),
+        "script": _asset("chart.js") + _asset("page.js"),
+    }
+    text = _asset("page.html")
+    for name, part in parts.items():
+        text = text.replace("{{" + name + "}}", part)
+    return text
+
+
+def page_data(results: Results) -> dict[str, Any]:
+    groups = groups_of(results.tables)
+    suites = [_suite(name, list(those)) for name, those in groupby(groups, key=lambda group: group.suite)]
+    return {
+        "machine": machine(results),
+        "facts": facts(results),
+        "backends": backend_lines(results),
+        "suites": suites,
+        "skipped": _skipped(results),
+    }
+
+
+def _suite(name: str, groups: list[Group]) -> dict[str, Any]:
+    columns = dict.fromkeys(column for group in groups for column in group.columns)
+    found = headline(groups)
+    return {
+        "name": name,
+        "title": suite_text(name).title,
+        "subject": suite_text(name).subject,
+        "columns": [{"name": column, "about": variant(name, column).description} for column in columns],
+        "headline": None if found is None else dict(zip(("column", "ratio", "where"), found, strict=True)),
+        "groups": [_group(group) for group in groups],
+    }
+
+
+def _group(group: Group) -> dict[str, Any]:
+    return {
+        "label": group.label,
+        "section": group.section,
+        "axis": group.any_table.axis,
+        "baseline": group.baseline,
+        "tables": {f"{metric}-{mode}": _table(table) for (metric, mode), table in group.tables.items()},
+    }
+
+
+def _table(table: Table) -> dict[str, Any]:
+    cells: dict[str, dict[int, dict[str, Any]]] = {}
+    for cell in table.cells:
+        cells.setdefault(cell.column, {})[cell.n] = _cell(cell)
+    return {
+        "title": table.title,
+        "unit": UNITS[table.metric],
+        "columns": table.columns,
+        "lengths": table.lengths,
+        "cells": cells,
+        "text": published_form(table),
+        "published": _published(table),
+    }
+
+
+def _cell(cell: Cell) -> dict[str, Any]:
+    known = {name: value for name, value in asdict(cell).items() if value is not None}
+    return {name: value for name, value in known.items() if name not in ("n", "column")}
+
+
+def _published(table: Table) -> dict[str, Any] | None:
+    found = closest(table)
+    if found is None:
+        return None
+    curves = {column: {n: row[column] for n, row in found.rows if column in row} for column in found.columns}
+    return {"gpu": found.gpu, "title": found.title, "source": found.source, "curves": curves}
+
+
+def closest(table: Table) -> published.PublishedTable | None:
+    """The published table of the same figures, at the same sizes if there is one, else the nearest batch × heads."""
+
+    def work(config: dict[str, Any]) -> float:
+        return math.log(config.get("batch", 1) * config.get("heads", 1))
+
+    alike = (table.suite, table.metric, table.mode, table.section)
+    found = [one for one in published.tables() if (one.report, one.metric, one.mode, one.section) == alike]
+    return min(found, key=lambda one: abs(work(one.config) - work(table.config)), default=None)
+
+
+def _skipped(results: Results) -> list[dict[str, str]]:
+    """Every reason, and the cells it holds for."""
+    where: dict[str, dict[tuple[str, str], set[int]]] = {}
+    for table, cell in _cells_without_value(results):
+        where.setdefault(reason(cell), {}).setdefault((table.suite, cell.column), set()).add(cell.n)
+    return [
+        {"reason": why, "cells": "; ".join(f"{suite} · {column} at {_list(n)}" for (suite, column), n in cells.items())}
+        for why, cells in where.items()
+    ]
+
+
+def _cells_without_value(results: Results) -> Iterator[tuple[Table, Cell]]:
+    for table in results.tables:
+        yield from ((table, cell) for cell in table.cells if cell.value is None)
+
+
+def _list(lengths: set[int]) -> str:
+    return ", ".join(map(str, sorted(lengths)))
+
+
+def _asset(name: str) -> str:
+    return files(__package__).joinpath("assets", name).read_text("utf-8")
+
+
+def _as_script(content: dict[str, Any]) -> str:
+    """JSON that cannot end the script element it stands in."""
+    return json.dumps(content, separators=(",", ":")).replace("<", "\\u003c")

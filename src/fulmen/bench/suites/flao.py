@@ -1,0 +1,71 @@
+"""Output-gated, non-causal linear attention (report "flao"); its three sections differ in what is kept for the backward.
+
+Tensors are contiguous as ``[B, H, N, D]`` for the torch columns, as published; the fused one gets fulmen's own layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+import fulmen
+from fulmen.bench.compiled import Compiled
+from fulmen.bench.suite import PUBLISHED_LENGTHS, Column, Preset, Sizes, Suite, normal
+
+GATED = ("q", "k", "v", "g")
+
+
+def _exact(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
+    return _autograd(*(x.transpose(1, 2) for x in (q, k, v, g))).transpose(1, 2)
+
+
+def _autograd(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
+    return g * (q @ (k.mT @ v))
+
+
+def _gated(backend: str, cache: tuple[str, ...]) -> Callable[..., Tensor]:
+    return lambda q, k, v, g: fulmen.output_gated_attention(q, k, v, g, cache=cache, backend=backend)
+
+
+def _heads_first(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda *tensors: function(*(x.transpose(1, 2) for x in tensors)).transpose(1, 2)
+
+
+_COMPILED = Compiled(_autograd)
+
+
+def _columns(cache: tuple[str, ...]) -> tuple[Column, ...]:
+    by_hand = _heads_first(_gated("torch", cache))
+    return (
+        Column("Lao Tor", "torch, differentiated by autograd", GATED, _autograd, _exact, heads_first=True),
+        Column("Lao Tor C", "Lao Tor under torch.compile", GATED, _COMPILED, _exact, heads_first=True),
+        Column("Flao Tor", "torch with a hand-written backward", GATED, by_hand, _exact, heads_first=True),
+        Column("Flao Tor C", "Flao Tor under torch.compile", GATED, Compiled(by_hand), _exact, heads_first=True),
+    )
+
+
+def _fused(cache: tuple[str, ...]) -> Column:
+    return Column("Flao Tri", "the fused kernel of output_gated_attention", GATED, _gated("auto", cache), _exact)
+
+
+FLAO = Suite(
+    name="flao",
+    about="output-gated, non-causal linear attention g * (q (k^T v)), by what its backward recomputes",
+    axis="n",
+    baseline="Lao Tor",
+    modes=("fwd", "bwd"),
+    sections={
+        "no cache": (*_columns(()), _fused(())),
+        "cache": _columns(("kv",)),
+        "cache kv, qkv": _columns(("kv", "qkv")),
+    },
+    inputs={name: normal("B N H D") for name in GATED},
+    presets={
+        "published": Preset((Sizes(12, 12, 128),), PUBLISHED_LENGTHS),
+        "laptop": Preset((Sizes(2, 12, 128),), PUBLISHED_LENGTHS[:6]),
+        "quick": Preset((Sizes(1, 12, 128),), (256, 1024, 4096)),
+    },
+    check_sizes=lambda sizes: sizes,
+    sizes_in_title=lambda sizes: f"batch{sizes.batch}-head{sizes.heads}-dim{sizes.dim}-dim{sizes.dim}",
+)
