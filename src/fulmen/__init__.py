@@ -2,6 +2,7 @@
 
 from fulmen.backends import Backend, backends
 from fulmen.linear_attention import chunk_states, linear_attention, linear_attention_step
+from fulmen.output_gate import output_gated_attention
 
 __version__ = "0.1.0"
 
@@ -12,4 +13,5 @@ __all__ = [
     "chunk_states",
     "linear_attention",
     "linear_attention_step",
+    "output_gated_attention",
 ]
