@@ -75,12 +75,8 @@ LASD = Suite(
                 fixed=("constant",),
             ),
             Column("LAND_P", 'no decay, schedule="parallel"', QKV, linear("parallel"), EXACT),
-            Column(
-                "LASD_PL", 'learnable decay, schedule="parallel"', (*QKV, "constant"), linear("parallel"), EXACT
-            ),
-            Column(
-                "LASD3_P", 'decay per token, schedule="parallel"', (*QKV, "by_token"), linear("parallel"), EXACT
-            ),
+            Column("LASD_PL", 'learnable decay, schedule="parallel"', (*QKV, "constant"), linear("parallel"), EXACT),
+            Column("LASD3_P", 'decay per token, schedule="parallel"', (*QKV, "by_token"), linear("parallel"), EXACT),
             Column(
                 "Flash",
                 "softmax attention: flash-attn on CUDA if installed, else the flash kernel of torch SDPA",
@@ -116,8 +112,8 @@ LASD = Suite(
             ),
             Column(
                 "GLA_S_K",
-                "decay per token: fla's chunk_simple_gla on CUDA; on CPU its naive chunk form if fla is installed, else "
-                "our torch form of its algorithm",
+                "decay per token: fla's chunk_simple_gla on CUDA; on CPU its naive chunk form if fla is installed, "
+                "else our torch form of its algorithm",
                 (*QKV, "by_token"),
                 _simple_gla,
                 EXACT,
