@@ -78,12 +78,8 @@ LASD = Suite(
                 fixed=("constant",),
             ),
             Column("LAND_P", 'no decay, schedule="parallel"', QKV, linear("parallel"), EXACT),
-            Column(
-                "LASD_PL", 'learnable decay, schedule="parallel"', (*QKV, "constant"), linear("parallel"), EXACT
-            ),
-            Column(
-                "LASD3_P", 'decay per token, schedule="parallel"', (*QKV, "by_token"), linear("parallel"), EXACT
-            ),
+            Column("LASD_PL", 'learnable decay, schedule="parallel"', (*QKV, "constant"), linear("parallel"), EXACT),
+            Column("LASD3_P", 'decay per token, schedule="parallel"', (*QKV, "by_token"), linear("parallel"), EXACT),
             Column(
                 "Flash",
                 "softmax attention: flash-attn on CUDA if installed, else the flash kernel of torch SDPA",
