@@ -10,10 +10,10 @@ import pytest
 
 import fulmen.cli
 from bench.example import SKIPPED, example_results
+from fulmen.bench.published import closest
 from fulmen.bench.report import write
 from fulmen.bench.report.findings import key_findings
 from fulmen.bench.report.groups import groups_of
-from fulmen.bench.report.page import closest
 from fulmen.bench.report.plots import why_no_plots
 from fulmen.bench.results import Cell, Results, Table, load
 

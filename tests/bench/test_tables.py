@@ -7,7 +7,7 @@ from io import StringIO
 
 from bench.example import example_results
 from fulmen.bench.results import Cell, Table
-from fulmen.bench.tables import error_form, published_form, to_csv
+from fulmen.bench.tables import error_form, published_form, speedup, to_csv
 
 
 def table(*cells: Cell) -> Table:
@@ -51,6 +51,12 @@ def test_no_cells() -> None:
 def test_errors_stand_in_the_shape_of_the_table() -> None:
     cells = table(Cell(64, "A", 1.5, error=3e-7), Cell(64, "B c", 2.0))
     assert error_form(cells).splitlines()[1:] == ["      n        A  B c", "0  64.0  3.0e-07    -"]
+
+
+def test_speedup_is_over_the_baseline() -> None:
+    cells = table(Cell(64, "A", 3.0), Cell(64, "B c", 2.0), Cell(128, "A", 3.0), Cell(128, "B c", skipped="no GPU"))
+    assert speedup(cells, 64, "B c") == 1.5
+    assert speedup(cells, 128, "B c") is None
 
 
 def test_csv_has_every_cell_with_all_that_is_known() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fulmen.bench.published import PublishedTable
-from fulmen.bench.report.page import closest
+from fulmen.bench.published import PublishedTable, closest
 from fulmen.bench.results import Cell, Results, Table
 from fulmen.bench.tables import UNITS, speedup
 
@@ -62,7 +61,7 @@ class Change:
 
     @property
     def verdict(self) -> str:
-        """"same" unless the spreads (p20 to p80) are apart, and by more than the noise."""
+        """ "same" unless the spreads (p20 to p80) are apart, and by more than the noise."""
         if abs(self.relative) <= NOISE or not self._apart:
             return "same"
         return "worse" if self.relative > 0 else "better"

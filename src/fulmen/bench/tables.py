@@ -43,6 +43,12 @@ def reason(cell: Cell | None) -> str:
     return (cell.skipped if cell else None) or "not run"
 
 
+def speedup(table: Table, n: int, column: str) -> float | None:
+    """How many times less than the baseline a column takes."""
+    base, cell = table.cell(n, table.baseline), table.cell(n, column)
+    return base.value / cell.value if base and cell and base.value and cell.value else None
+
+
 def to_csv(tables: Iterable[Table]) -> str:
     """One line for each cell of every table, with all that is known of it."""
     text = StringIO()

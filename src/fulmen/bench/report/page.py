@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.resources import files
@@ -87,22 +86,11 @@ def _cell(cell: Cell) -> dict[str, Any]:
 
 
 def _published(table: Table) -> dict[str, Any] | None:
-    found = closest(table)
+    found = published.closest(table)
     if found is None:
         return None
     curves = {column: {n: row[column] for n, row in found.rows if column in row} for column in found.columns}
     return {"gpu": found.gpu, "title": found.title, "source": found.source, "curves": curves}
-
-
-def closest(table: Table) -> published.PublishedTable | None:
-    """The published table of the same figures, at the same sizes if there is one, else the nearest batch × heads."""
-
-    def work(config: dict[str, Any]) -> float:
-        return math.log(config.get("batch", 1) * config.get("heads", 1))
-
-    alike = (table.suite, table.metric, table.mode, table.section)
-    found = [one for one in published.tables() if (one.report, one.metric, one.mode, one.section) == alike]
-    return min(found, key=lambda one: abs(work(one.config) - work(table.config)), default=None)
 
 
 def _skipped(results: Results) -> list[dict[str, str]]:
