@@ -23,8 +23,8 @@ def _add_bench(commands: Any) -> None:
     bench = commands.add_parser(
         "bench",
         help="measure: the tables of the published reports, on this machine",
-        description="Without a suite: the quick preset of all five, a few minutes. limits, which is alone and takes only "
-        "--json, measures the CPU core against what the machine can do.",
+        description="Without a suite: the quick preset of all five, a few minutes. limits (alone, with --json at most) "
+        "measures the CPU core against what the machine can do.",
     )
     bench.add_argument("suites", nargs="*", metavar="SUITE", help=f"{', '.join(SUITES)} or limits; see `fulmen list`")
     bench.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
@@ -70,8 +70,8 @@ def _add_compare(commands: Any) -> None:
     compare = commands.add_parser(
         "compare",
         help="results beside the published figures, or beside other results",
-        description="One file: its speedups over each suite's baseline beside the published ones. Two files: the second "
-        "against the first, cell by cell, with a verdict that knows the noise.",
+        description="One file: its speedups over each suite's baseline beside the published ones. Two files: "
+        "the second against the first, cell by cell, with a verdict that knows the noise.",
     )
     compare.add_argument("results", type=input_file, metavar="RESULTS.json", help="what `fulmen bench` wrote")
     compare.add_argument("other", type=input_file, nargs="?", metavar="OTHER.json", help="later results")
@@ -110,7 +110,7 @@ def run_list(asked: argparse.Namespace) -> None:
     from fulmen.bench.suites import SUITES
 
     device = asked.device or default_device()
-    suites = {
+    suites: dict[str, dict[str, Any]] = {
         name: {"about": suite.about, "columns": describe_columns(suite, device)} for name, suite in SUITES.items()
     }
     suites["limits"] = {"about": "the CPU core against what the machine can do", "columns": []}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fulmen.bench.published import PublishedTable, closest
 from fulmen.bench.results import Cell, Results, Table
-from fulmen.bench.tables import UNITS, speedup
+from fulmen.bench.tables import UNITS
 
 NOISE = 0.03  # two runs of the same differ by this much even where their spreads do not touch
 
@@ -35,14 +35,20 @@ def _beside(table: Table, published: PublishedTable) -> str:
         cells = []
         for name in columns:
             row = rows.get(n, {})
-            theirs = row[table.baseline] / row[name] if name in row else None
-            cells.append(f"{_ratio(speedup(table, n, name)):>8} | {_ratio(theirs):>7}")
+            ours = _over(_value(table, n, table.baseline), _value(table, n, name))
+            theirs = _over(row.get(table.baseline), row.get(name))
+            cells.append(f"{ours:>8} | {theirs:>7}")
         lines.append(f"{n:>8}" + "".join(cells))
     return "\n".join(lines)
 
 
-def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+def _value(table: Table, n: int, column: str) -> float | None:
+    cell = table.cell(n, column)
+    return cell.value if cell else None
+
+
+def _over(base: float | None, own: float | None) -> str:
+    return f"{base / own:.2f}" if base and own else "-"
 
 
 @dataclass(frozen=True)
@@ -56,8 +62,7 @@ class Change:
     @property
     def relative(self) -> float:
         """0.1: 10% more time or memory than before."""
-        assert self.before.value and self.after.value
-        return self.after.value / self.before.value - 1
+        return (self.after.value or 0.0) / (self.before.value or 1.0) - 1
 
     @property
     def verdict(self) -> str:

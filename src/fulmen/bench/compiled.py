@@ -34,7 +34,7 @@ class Compiled:
         from torch._inductor.compile_fx import compile_fx
 
         with config.patch(donated_buffer=False):  # a backward is run many times on one graph
-            inner = compile_fx(graph, inputs)
+            inner: Callable[..., Any] = compile_fx(graph, inputs)  # type: ignore[assignment]
 
         def run(*args: Any) -> Any:
             self.runs += 1

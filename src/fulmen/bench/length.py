@@ -111,11 +111,12 @@ class Length:
         left, affordable = self._share, []
         for column in sorted(columns, key=lambda column: expected[column]):
             needed = expected[column] * (self._bench.pace.repeats + FURTHER_CALLS)
-            left -= needed
-            if left >= 0:
+            if needed <= left:
+                left -= needed
                 affordable.append(column)
             else:
-                self._skip(column, mode, f"over the time budget: about {needed:.1f} s expected")
+                reason = f"over the time budget: about {needed:.2g} s expected, {left:.2g} s left for it"
+                self._skip(column, mode, reason)
         return [column for column in columns if column in affordable]
 
     def _first_call(self, column: Column, mode: str, seconds: dict[str, float]) -> None:

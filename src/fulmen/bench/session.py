@@ -50,6 +50,10 @@ def run(options: Options, out: Path, json_path: Path | None, resume: bool, dry_r
         torch.set_num_threads(options.threads)
     if dry_run:
         _print_plan(options)
+        if options.device == "cuda" and "memory" in options.metrics:
+            from fulmen.bench.dry_run import rehearse
+
+            _present(rehearse(options), out, json_path)
         return
     out.mkdir(parents=True, exist_ok=True)
     path = out / RESULTS

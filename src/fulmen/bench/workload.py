@@ -22,15 +22,16 @@ class Material:
         self._made: dict[tuple[str, bool], Tensor] = {}
 
     def tensor(self, name: str, heads_first: bool = False) -> Tensor:
-        """Per-head constants stay float32, as every user of a fixed decay has them."""
+        """The same values in either layout."""
         if (name, heads_first) not in self._made:
-            if heads_first:
-                made = _turned(self.tensor(name)).contiguous()
-            else:
-                made = self.suite.inputs[name](self.sizes, self.n, _generator(name))
-                made = made.to(self.device, torch.float32 if made.ndim == 1 else self.dtype)
-            self._made[name, heads_first] = made
+            made = self._new(name)
+            self._made[name, heads_first] = _turned(made).contiguous() if heads_first else made
         return self._made[name, heads_first]
+
+    def _new(self, name: str) -> Tensor:
+        """Constants per head stay float32, as every user of a fixed decay has them."""
+        made = self.suite.inputs[name](self.sizes, self.n, _generator(name))
+        return made.to(self.device, torch.float32 if made.ndim == 1 else self.dtype)
 
     def bytes_of(self, names: Sequence[str]) -> int:
         """Of tensors that need not exist yet."""
@@ -56,7 +57,7 @@ class Workload:
     """
 
     def __init__(self, column: Column, material: Material) -> None:
-        self.column, self._material = column, material
+        self.column, self.material = column, material
         differentiable = "bwd" in material.suite.modes
         self.inputs = []
         for name in column.takes:
@@ -74,7 +75,7 @@ class Workload:
 
     @cached_property
     def cotangent(self) -> Tensor:
-        return self._material.cotangent(self.kept_output, self.column.heads_first)
+        return self.material.cotangent(self.kept_output, self.column.heads_first)
 
     @property
     def leaves(self) -> list[Tensor]:
@@ -93,7 +94,7 @@ class Workload:
 
     def exact(self, mode: str) -> list[Tensor]:
         """The same from the specification, in float64, on the CPU."""
-        column, material = self.column, self._material
+        column, material = self.column, self.material
         inputs = [material.tensor(name).detach().cpu().double() for name in column.takes]
         leaves = [x.requires_grad_(y.requires_grad) for x, y in zip(inputs, self.inputs, strict=True)]
         output = column.exact(*leaves)

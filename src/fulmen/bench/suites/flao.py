@@ -1,4 +1,4 @@
-"""Output-gated, non-causal linear attention (report "flao"); its three sections differ in what is kept for the backward.
+"""Output-gated, non-causal linear attention (report "flao"). Its three sections differ in what the backward finds kept.
 
 Tensors are contiguous as ``[B, H, N, D]`` for the torch columns, as published; the fused one gets fulmen's own layout.
 """

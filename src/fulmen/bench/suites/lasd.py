@@ -112,8 +112,8 @@ LASD = Suite(
             ),
             Column(
                 "GLA_S_K",
-                "decay per token: fla's chunk_simple_gla on CUDA; on CPU its naive chunk form if fla is installed, else "
-                "our torch form of its algorithm",
+                "decay per token: fla's chunk_simple_gla on CUDA; on CPU its naive chunk form if fla is installed, "
+                "else our torch form of its algorithm",
                 (*QKV, "by_token"),
                 _simple_gla,
                 EXACT,

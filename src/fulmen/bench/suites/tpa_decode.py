@@ -20,12 +20,12 @@ def _split(split: str, backend: str = "auto") -> Callable[..., Tensor]:
     return lambda *factors: fulmen.tpa_decode(*factors, split=split, backend=backend)
 
 
-def _naive(*factors: Tensor) -> Tensor:
-    return naive(decode_of(*factors))
+def _naive(aq: Tensor, ak: Tensor, av: Tensor, bq: Tensor, bk: Tensor, bv: Tensor) -> Tensor:
+    return naive(decode_of(aq, ak, av, bq, bk, bv))
 
 
-def _factorised(*factors: Tensor) -> Tensor:
-    return factorised(decode_of(*factors))
+def _factorised(aq: Tensor, ak: Tensor, av: Tensor, bq: Tensor, bk: Tensor, bv: Tensor) -> Tensor:
+    return factorised(decode_of(aq, ak, av, bq, bk, bv))
 
 
 TPA_DECODE = Suite(
