@@ -94,14 +94,22 @@ def _published(table: Table) -> dict[str, Any] | None:
 
 
 def _skipped(results: Results) -> list[dict[str, str]]:
-    """Every reason, and the cells it holds for."""
-    where: dict[str, dict[tuple[str, str], set[int]]] = {}
+    """Every reason, and the cells it holds for. Those that differ in what follows their colon are told together."""
+    alike: dict[str, dict[str, dict[tuple[str, str], set[int]]]] = {}
     for table, cell in _cells_without_value(results):
-        where.setdefault(reason(cell), {}).setdefault((table.suite, cell.column), set()).add(cell.n)
-    return [
-        {"reason": why, "cells": "; ".join(f"{suite} · {column} at {_list(n)}" for (suite, column), n in cells.items())}
-        for why, cells in where.items()
-    ]
+        why = reason(cell)
+        places = alike.setdefault(why.partition(":")[0], {}).setdefault(why, {})
+        places.setdefault((table.suite, cell.column), set()).add(cell.n)
+    found = []
+    for kind, reasons in alike.items():
+        together = len(reasons) > 1
+        cells = [
+            f"{suite} · {column} at {_list(lengths)}" + (f" ({why.partition(':')[2].strip()})" if together else "")
+            for why, places in reasons.items()
+            for (suite, column), lengths in places.items()
+        ]
+        found.append({"reason": kind if together else next(iter(reasons)), "cells": "; ".join(cells)})
+    return found
 
 
 def _cells_without_value(results: Results) -> Iterator[tuple[Table, Cell]]:
