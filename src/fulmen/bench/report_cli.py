@@ -1,4 +1,4 @@
-"""`fulmen report`."""
+"""`fulmen report`. Beside the package that does it, which takes a second to import."""
 
 from __future__ import annotations
 
