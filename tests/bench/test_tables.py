@@ -36,6 +36,17 @@ def test_a_missing_value_has_a_mark_and_its_reason_below() -> None:
     ]
 
 
+def test_reasons_of_one_kind_share_a_mark() -> None:
+    cells = table(
+        Cell(64, "A", skipped="over the time budget: about 2 s"),
+        Cell(64, "B c", skipped="over the time budget: about 3 s"),
+    )
+    assert published_form(cells).splitlines()[2:] == [
+        "0  64.0  [1]  [1]",
+        "[1] over the time budget: A at 64 about 2 s; B c at 64 about 3 s",
+    ]
+
+
 def test_eleven_lengths_keep_the_index_aligned() -> None:
     lines = published_form(table(*(Cell(n, "A", 1.0) for n in range(1, 12)))).splitlines()
     assert lines[1] == "       n    A  B c"

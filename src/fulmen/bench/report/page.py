@@ -15,7 +15,7 @@ from fulmen.bench.report.groups import Group, groups_of
 from fulmen.bench.report.system import backend_lines, facts, machine
 from fulmen.bench.report.texts import suite_text, variant
 from fulmen.bench.results import Cell, Results, Table
-from fulmen.bench.tables import UNITS, published_form, reason
+from fulmen.bench.tables import UNITS, kind_of, published_form, reason
 
 
 def page(results: Results) -> str:
@@ -98,13 +98,13 @@ def _skipped(results: Results) -> list[dict[str, str]]:
     alike: dict[str, dict[str, dict[tuple[str, str], set[int]]]] = {}
     for table, cell in _cells_without_value(results):
         why = reason(cell)
-        places = alike.setdefault(why.partition(":")[0], {}).setdefault(why, {})
+        places = alike.setdefault(kind_of(why), {}).setdefault(why, {})
         places.setdefault((table.suite, cell.column), set()).add(cell.n)
     found = []
     for kind, reasons in alike.items():
         together = len(reasons) > 1
         cells = [
-            f"{suite} · {column} at {_list(lengths)}" + (f" ({why.partition(':')[2].strip()})" if together else "")
+            f"{suite} · {column} at {_list(lengths)}" + (f" ({why.removeprefix(kind).strip(': ')})" if together else "")
             for why, places in reasons.items()
             for (suite, column), lengths in places.items()
         ]
