@@ -133,6 +133,13 @@ def test_published_curves_are_of_the_nearest_size(suite: str, batch: int, gpu: s
     assert (found.gpu, found.title) == (gpu, title)
 
 
+def test_the_backwards_memory_has_a_published_counterpart_in_la3() -> None:
+    found = closest(table("memory", "bwd", {}))
+    assert found is not None
+    assert found.mode == "both"
+    assert closest(table("memory", "fwd", {})) is None
+
+
 def test_the_command(small: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results, inspection = tmp_path / "results.json", tmp_path / "kernels.json"
     small.save(results)
