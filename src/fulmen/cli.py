@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     from fulmen import __version__
     from fulmen.bench import cli as bench
-    from fulmen.bench.report import cli as report
+    from fulmen.bench import report_cli as report
     from fulmen.gpu import cli as gpu
     from fulmen.verify import cli as verify
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fulmen.bench.published import PublishedTable
-from fulmen.bench.report.page import closest
+from fulmen.bench.published import PublishedTable, closest
 from fulmen.bench.results import Cell, Results, Table
 from fulmen.bench.tables import UNITS
 

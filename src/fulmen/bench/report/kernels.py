@@ -27,7 +27,7 @@ def load_inspection(path: Path) -> list[KernelReport]:
     """What `fulmen inspect --json` wrote."""
     try:
         reports = json.loads(path.read_text())
-        wanted = {"kernel", "arch", "dtype", "D", "decay", "shared", "shared_limit", "registers", "spills"}
+        wanted = {"kernel", "role", "arch", "dtype", "D", "decay", "shared", "shared_limit", "registers", "spills"}
         if not isinstance(reports, list) or not all(wanted <= set(report) for report in reports):
             raise ValueError("it is not a list of kernels")
     except (ValueError, TypeError) as error:
@@ -75,10 +75,11 @@ def shared_memory_budget(suite: str, inspected: list[KernelReport] | None) -> li
             heading,
             f"Not inspected for this report. It needs no GPU: {how}. What stands behind it: `docs/sram.md`.",
         ]
+    ours = [report for report in inspected if report["role"] == "kernel"]
     rows = []
     for recompute in (False, True):
         for arch in ARCHITECTURES:
-            those = [r for r in inspected if r["arch"] == arch and ("recompute" in r["kernel"]) == recompute]
+            those = [r for r in ours if r["arch"] == arch and ("recompute" in r["kernel"]) == recompute]
             if those:
                 most = max(those, key=lambda report: report["shared"])
                 share = f"{100 * most['shared'] / most['shared_limit']:.0f}%"
