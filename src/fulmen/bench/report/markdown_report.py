@@ -104,7 +104,7 @@ def _why_missing(group: Group) -> list[str]:
             if cell.value is None:
                 found.setdefault((cell.column, kind_of(reason(cell))), {})[cell.n] = reason(cell)
     return [
-        f"{column} at {', '.join(map(str, whys))}: {kind if len({*whys.values()}) > 1 else next(iter(whys.values()))}"
+        f"{column} at {', '.join(map(str, sorted(whys)))}: {kind if len({*whys.values()}) > 1 else next(iter(whys.values()))}"
         for (column, kind), whys in found.items()
     ]
 
