@@ -1,4 +1,17 @@
+import pytest
 import torch
+
+from fulmen.gpu.architectures import interpreted
 
 # Tests run in as many processes as there are cores; more threads each would only get in each other's way.
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def device(request):
+    """What tensors are made on: for tests of the Triton kernels the GPU, where there is one; else the CPU."""
+    parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    of_triton = request.node.get_closest_marker("gpu") or parameters.get("backend") == "triton"
+    chosen = "cuda" if of_triton and not interpreted() and torch.cuda.is_available() else "cpu"
+    with torch.device(chosen):
+        yield chosen

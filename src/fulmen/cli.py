@@ -33,6 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
     from fulmen.bench import cli as bench
     from fulmen.bench import report_cli as report
     from fulmen.gpu import cli as gpu
+    from fulmen.verify import cli as verify
 
     parser = argparse.ArgumentParser(prog="fulmen", description="Linear attention, and the lab that measures it.")
     parser.add_argument("--version", action="version", version=f"fulmen {__version__}")
@@ -45,6 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
     bench.add_commands(commands)
     report.add_command(commands)
     gpu.add_command(commands)
+    verify.add_command(commands)
     return parser
 
 

@@ -53,12 +53,14 @@ def test_launches_that_compile_to_the_same_code_are_compiled_once():
 
 @pytest.mark.parametrize("decay", DECAYS)
 def test_workspace_at_the_published_size(decay):
-    """Beyond inputs and results, at batch 4, 32 heads, 128 channels, 32768 tokens: the issue's 64 and 128 MiB."""
-    from fulmen.gpu.workloads import workspace
+    """Beyond inputs and results, at batch 4, 32 heads, 128 channels, 32768 tokens: at most 64 and 128 MiB."""
+    from fulmen.gpu.workloads import attention_memory
 
-    forward, backward = workspace(ARCHITECTURES["sm_80"], decay)
-    assert forward <= 64 << 20
-    assert backward <= 128 << 20
+    forward, backward = attention_memory(ARCHITECTURES["sm_80"], decay, "auto")
+    assert forward.workspace <= 64 << 20
+    assert backward.workspace <= 128 << 20
+    assert forward.outputs == 4 * 32768 * 32 * 128 * 2
+    assert backward.inputs == forward.inputs + forward.outputs
 
 
 def test_memory_counts_what_is_alive():

@@ -19,7 +19,7 @@ def leaves_of(case):
 
 def with_gradients(states, leaves):
     generator = torch.Generator().manual_seed(0)
-    cotangent = torch.randn(states.shape, generator=generator).to(states.dtype)
+    cotangent = torch.randn(states.shape, generator=generator, device="cpu").to(states)
     grads = torch.autograd.grad(states, list(leaves.values()), cotangent, allow_unused=True)
     gradients = {
         f"d{name}": torch.zeros_like(x) if g is None else g for (name, x), g in zip(leaves.items(), grads, strict=True)

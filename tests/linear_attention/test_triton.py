@@ -1,20 +1,34 @@
 """The Triton kernels in Triton's interpreter, against the float64 recurrence.
 
-Triton decides at import whether it interprets, so `make` runs this file in a process of its own with
-TRITON_INTERPRET=1; in any other process it is skipped. There, `pytest -k triton` also runs every test
-that is parametrised over backends on these kernels; `make test-gpu-static` does so.
+On a GPU where there is one. Triton decides at import whether it interprets, so `make` runs this file in a process of
+its own with TRITON_INTERPRET=1; in any other process without a GPU it is skipped. There, `pytest -k triton` also runs
+every test that is parametrised over backends on these kernels; `make test-gpu-static` does so.
 """
 
 import pytest
 import torch
 
 import fulmen
-from cases import ALL_FORMS, SCHEDULES, TOLERANCE, Case, assert_close, differentiate, exact, inputs, relative_error, run
+from cases import (
+    ALL_FORMS,
+    BACKENDS,
+    SCHEDULES,
+    TOLERANCE,
+    Case,
+    assert_close,
+    differentiate,
+    exact,
+    inputs,
+    relative_error,
+    run,
+)
 from fulmen.gpu.architectures import interpreted
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not interpreted(), reason="Triton's interpreter must be chosen before triton is imported"),
+    pytest.mark.skipif(
+        "triton" not in BACKENDS, reason="no GPU, and Triton's interpreter must be chosen before triton is imported"
+    ),
 ]
 
 # Ragged, not a multiple of anything, and more than one chunk of every kernel.
@@ -96,6 +110,7 @@ def test_a_forgotten_state_has_no_gradient():
     assert not gradient[forgotten].any()
 
 
+@pytest.mark.skipif(not interpreted(), reason="it is about the interpreter")
 def test_bfloat16_in_the_interpreter_rounds_as_torch_does():
     import triton
     import triton.language as tl
@@ -105,7 +120,7 @@ def test_bfloat16_in_the_interpreter_rounds_as_torch_does():
         i = tl.arange(0, N)
         tl.store(result + i, tl.load(x + i) + tl.load(y + i))
 
-    x, y = (torch.randn(64, generator=torch.Generator().manual_seed(i)).bfloat16() for i in range(2))
+    x, y = (torch.randn(64, generator=torch.Generator().manual_seed(i), device="cpu").bfloat16() for i in range(2))
     result = torch.empty_like(x)
     add[(1,)](x, y, result, 64)
     assert torch.equal(result, x + y)

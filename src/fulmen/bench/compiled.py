@@ -33,8 +33,9 @@ class Compiled:
         from torch._functorch import config
         from torch._inductor.compile_fx import compile_fx
 
-        with config.patch(donated_buffer=False):  # a backward is run many times on one graph
-            inner: Callable[..., Any] = compile_fx(graph, inputs)  # type: ignore[assignment]
+        # A backward is run many times on one graph. It may be compiled later than the forward, so this stays set.
+        config.donated_buffer = False
+        inner: Callable[..., Any] = compile_fx(graph, inputs)  # type: ignore[assignment]
 
         def run(*args: Any) -> Any:
             self.runs += 1

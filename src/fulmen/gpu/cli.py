@@ -1,4 +1,4 @@
-"""`fulmen inspect`."""
+"""`fulmen inspect` and `fulmen roofline`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Any
 
 from fulmen.arguments import output_file
 from fulmen.gpu.architectures import ARCHITECTURES, DECAYS
+
+REPORTS = ("state", "lasd", "la3", "tpa_decode", "flao")
+GPUS = ("A100", "A800", "H100", "RTX 5090")
 
 
 def add_command(commands: Any) -> None:
@@ -18,9 +21,23 @@ def add_command(commands: Any) -> None:
     inspect.add_argument("--json", type=output_file, metavar="FILE", help="also write the table to FILE")
     inspect.set_defaults(run=run_inspect)
 
+    roofline = commands.add_parser(
+        "roofline", help="the least time each published cell can take, and what ours requests"
+    )
+    roofline.add_argument("--report", action="append", choices=REPORTS, help="only this one (repeatable)")
+    roofline.add_argument("--gpu", choices=GPUS, help="limits of this card (default: the one that was measured)")
+    roofline.add_argument("--json", type=output_file, metavar="FILE", help="also write the cells to FILE")
+    roofline.set_defaults(run=run_roofline)
+
 
 def run_inspect(options: argparse.Namespace) -> None:
     from fulmen.gpu import inspection
 
     archs, decays = options.arch or list(ARCHITECTURES), options.decay or list(DECAYS)
     inspection.run(archs, decays, options.kernel, options.all, options.json)
+
+
+def run_roofline(options: argparse.Namespace) -> None:
+    from fulmen.gpu import roofline
+
+    roofline.run(options.report or list(REPORTS), options.gpu, options.json)

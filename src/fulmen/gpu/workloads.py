@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from fulmen.gpu.architectures import DECAYS, Architecture
 from fulmen.gpu.dry_run import Launch, dry_run
 from fulmen.gpu.inspection import Shape, Workload
+from fulmen.gpu.traffic import requested_bytes
 from fulmen.linear_attention.problem import Attention, Gradients, States, Step
 
 _backend: Any = import_module("fulmen.linear_attention.triton")
@@ -88,15 +89,75 @@ def linear_attention(launches: list[Launch], shape: Shape) -> Iterator[tuple[str
 WORKLOADS = (Workload("linear_attention", "kernel", DECAYS, linear_attention),)
 
 
-def workspace(
-    architecture: Architecture, decay: str, dtype: torch.dtype = torch.bfloat16, dim: int = 128, length: int = 32768
-) -> tuple[int, int]:
-    """Bytes that forward and backward allocate beyond inputs and results, at batch 4 and 32 heads."""
+class Bytes(NamedTuple):
+    """Of one pass: what it is given, what it returns, and what else it allocates at most at once."""
+
+    inputs: int
+    outputs: int
+    workspace: int
+
+
+def attention_memory(
+    architecture: Architecture, decay: str, schedule: str,
+    batch: int = 4, length: int = 32768, heads: int = 32, dim: int = 128, dtype: torch.dtype = torch.bfloat16,
+) -> tuple[Bytes, Bytes]:  # fmt: skip
+    """Of linear_attention, forward and backward. The backward is also given the output's gradient."""
     with dry_run(architecture) as (_, memory):
-        p = attention(decay, dtype, dim, dim, length=length)
-        output, grads = torch.empty(p.output_shape, dtype=dtype), gradients(p, decay)
+        p = attention(decay, dtype, dim, dim, batch, length, heads)._replace(schedule=schedule)
+        given = memory.allocated
+        output = torch.empty(p.output_shape, dtype=dtype)
+        returned = memory.allocated - given
         with memory.workspace() as forward:
             _backend.forward(p, output, None)
+        before = memory.allocated
+        grads = gradients(p, decay)
+        gradient = memory.allocated - before
         with memory.workspace() as backward:
             _backend.backward(p, output, None, grads)
-    return forward[0], backward[0]
+    return Bytes(given, returned, forward[0]), Bytes(given + returned, gradient, backward[0])
+
+
+def states_memory(
+    architecture: Architecture, decay: str, schedule: str,
+    batch: int = 4, length: int = 32768, heads: int = 32, dim: int = 128, dtype: torch.dtype = torch.bfloat16,
+) -> Bytes:  # fmt: skip
+    """Of chunk_states, forward, with chunks of 128 tokens."""
+    with dry_run(architecture) as (_, memory):
+        p = _states(decay, schedule, batch, length, heads, dim, dtype)
+        given = memory.allocated
+        states = torch.empty(p.states_shape)
+        returned = memory.allocated - given
+        with memory.workspace() as forward:
+            _backend.states_forward(p, states)
+    return Bytes(given, returned, forward[0])
+
+
+def attention_traffic(
+    architecture: Architecture, decay: str, schedule: str,
+    batch: int = 4, length: int = 32768, heads: int = 32, dim: int = 128, dtype: torch.dtype = torch.bfloat16,
+) -> tuple[int, int]:  # fmt: skip
+    """Bytes that forward and backward of linear_attention request (:mod:`fulmen.gpu.traffic`)."""
+    with dry_run(architecture) as (launches, _):
+        p = attention(decay, dtype, dim, dim, batch, length, heads)._replace(schedule=schedule)
+        output = torch.empty(p.output_shape, dtype=dtype)
+        _backend.forward(p, output, None)
+        forward = requested_bytes(launches)
+        launches.clear()
+        _backend.backward(p, output, None, gradients(p, decay))
+    return forward, requested_bytes(launches)
+
+
+def states_traffic(
+    architecture: Architecture, decay: str,
+    batch: int, length: int, heads: int, dim: int, dtype: torch.dtype = torch.bfloat16,
+) -> int:  # fmt: skip
+    """The same for the forward of chunk_states."""
+    with dry_run(architecture) as (launches, _):
+        p = _states(decay, "auto", batch, length, heads, dim, dtype)
+        _backend.states_forward(p, torch.empty(p.states_shape))
+    return requested_bytes(launches)
+
+
+def _states(decay: str, schedule: str, batch: int, length: int, heads: int, dim: int, dtype: torch.dtype) -> States:
+    p = attention(decay, dtype, dim, dim, batch, length, heads)
+    return States(p.k, p.v, p.decay, p.decay_v, None, 128, schedule)

@@ -1,0 +1,93 @@
+"""Bytes of memory that recorded launches request: every load and store of all programs, without credit for caches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil, prod
+from typing import Any
+
+from fulmen.gpu.dry_run import Launch
+
+Arguments = dict[str, Any]
+
+
+def requested_bytes(launches: list[Launch]) -> int:
+    """Loads and stores of all ``launches``; sequences must not be packed."""
+    return sum(_COUNTS[launch.kernel](launch.arguments) for launch in launches)
+
+
+def _rows(a: Arguments, *names: str) -> int:
+    """One pass over the tokens of each of these, for every head."""
+    tokens = [a[name] for name in names if a[name] is not None]
+    return sum(_passes(a) * x.size * x.pointer.itemsize for x in tokens)
+
+
+def _passes(a: Arguments) -> int:
+    """Tokens of all heads of all sequences."""
+    first = next(a[name] for name in ("x", "y", "q", "decay") if a.get(name) is not None)
+    return first.pointer.shape[0] * a["cut"].length * a["heads"]
+
+
+def _states(a: Arguments, read: int, write: int, *names: str) -> int:
+    """A state of each segment of each head."""
+    sequences = _passes(a) // a["cut"].length // a["heads"]
+    count = sum(a[name] is not None for name in names)
+    return count * sequences * a["heads"] * a["cut"].segments * read * write * 4
+
+
+def _shared_decay(a: Arguments) -> int:
+    """One pass of one program over a decay that all channels share. One per head is a number for each chunk."""
+    if a["decay"] is None:
+        return 0
+    return _passes(a) * a["decay"].pointer.itemsize // (1 if a["PER_TOKEN"] else a["C"])
+
+
+def _scan(a: Arguments) -> int:
+    tiles = ceil(a["write_size"] / a["W"])
+    total = tiles * (_rows(a, "x", "y", "read_decay") + _shared_decay(a))
+    total += _rows(a, "z", "result", "write_decay", "m")
+    # Only a walk backward in time that follows one forward in time adds to what that one wrote.
+    follows = a["BACKWARD"] and a["y"] is not None
+    total += _states(a, a["x"].size, a["write_size"], "entering", "leaving", *(["edges"] if a["BACKWARD"] else []))
+    if a["decay_grad"] is not None:
+        once = prod(a["decay_grad"].pointer.shape) * 4
+        if a["given"] is not None and a["y"] is not None:
+            total += prod(a["given"].pointer.shape) * 4
+        total += once * (2 if follows else 1)
+    return total
+
+
+def _summarise(a: Arguments) -> int:
+    tiles = ceil(a["z"].size / a["W"])
+    total = tiles * (_rows(a, "y", "read_decay") + _shared_decay(a)) + _rows(a, "z", "write_decay")
+    total += _states(a, a["y"].size, a["z"].size, "edges")
+    first = prod((a["y"].pointer.shape[0], a["heads"], a["y"].size, a["z"].size)) * 4
+    return total + (first if a["CARRY"] else 0)
+
+
+def _fold(a: Arguments) -> int:
+    """Every edge but the first is read and written, the first is read."""
+    edges, segments = prod(a["edges"].pointer.shape) * 4, a["cut"].segments
+    totals = [a[name].pointer for name in ("shared_totals", "read_totals", "write_totals") if a[name] is not None]
+    return edges + edges * segments // (segments + 1) + sum(prod(x.shape) * 4 for x in totals)
+
+
+def _sum_segments(a: Arguments) -> int:
+    return _rows(a, "decay") + prod(a["totals"].pointer.shape) * 4
+
+
+def _recur(a: Arguments) -> int:
+    tiles = ceil(a["v"].size / a["E"])
+    total = tiles * _rows(a, "q", "k") + _rows(a, "v", "decay_v", "result")
+    if a["decay"] is not None:
+        total += tiles * _passes(a) * a["decay"].pointer.itemsize * (a["decay"].size if a["PER_CHANNEL"] else 1)
+    return total + _states(a, a["q"].size, a["v"].size, "entering", "leaving")
+
+
+_COUNTS: dict[str, Callable[[Arguments], int]] = {
+    "scan": _scan,
+    "summarise": _summarise,
+    "fold": _fold,
+    "sum_segments": _sum_segments,
+    "recur": _recur,
+}

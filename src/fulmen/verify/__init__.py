@@ -1,0 +1,1 @@
+"""`fulmen verify`: whether the operators do on this machine what they promise. Needs no test folder."""

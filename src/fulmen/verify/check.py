@@ -1,0 +1,36 @@
+"""What `fulmen verify` is made of. An operator joins by a module with ``checks`` in :data:`MODULES`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import NamedTuple
+
+# Each has checks(target: Target) -> Iterator[Check].
+MODULES = ("fulmen.verify.linear_attention",)
+
+
+class Target(NamedTuple):
+    """What is verified."""
+
+    device: str  # "cpu" or "cuda"
+    backend: str
+    quick: bool
+
+
+class Check(NamedTuple):
+    """
+    Attributes:
+        operator: the public function.
+        what: the case, for people.
+        run: gives what is wrong, one sentence each; nothing if all is right.
+    """
+
+    operator: str
+    what: str
+    run: Callable[[], list[str]]
+
+
+def all_checks(target: Target) -> Iterator[Check]:
+    for module in MODULES:
+        yield from import_module(module).checks(target)

@@ -1,0 +1,101 @@
+"""The figures of `fulmen verify`: workspace, against what is promised, and a short table of times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid, normalize, scaled_dot_product_attention
+
+import fulmen
+from fulmen.bench.measure import Timing, interleaved, memory_use, seconds_of, seconds_on_cuda
+from fulmen.verify.check import Target
+
+DECAYS = ("none", "constant", "token", "key", "key+value")
+SOFTMAX = "softmax"
+
+
+class Size(NamedTuple):
+    batch: int
+    length: int
+    heads: int
+    dim: int
+
+
+class Workspace(NamedTuple):
+    """Bytes beyond inputs and results, and how many are allowed."""
+
+    decay: str
+    mode: str
+    bytes: int
+    allowed: int
+
+
+def size_of(target: Target) -> Size:
+    """That of the published tables on a GPU; what takes seconds elsewhere, and next to nothing in the interpreter."""
+    if target.device == "cuda":
+        return Size(4, 32768, 32, 128)
+    if target.backend == "triton":
+        return Size(1, 64, 1, 16)
+    return Size(1, 512 if target.quick else 8192, 4, 128)
+
+
+def allowed_workspace(target: Target, mode: str) -> int:
+    """On a GPU 64 MiB forward and 128 MiB backward; per thread of a CPU 1 MiB and 8 MiB."""
+    if target.device == "cuda" or target.backend == "triton":
+        return (64 if mode == "forward" else 128) << 20
+    return torch.get_num_threads() * (1 if mode == "forward" else 8) << 20
+
+
+def tensors(size: Size, decay: str, device: str) -> dict[str, Tensor]:
+    """The arguments of a call in bfloat16, with the values of the lasd report."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*channels: int) -> Tensor:
+        shape = size.batch, size.length, size.heads, *channels
+        return torch.randn(shape, generator=generator, device="cpu")
+
+    call = {name: random(size.dim) for name in "qkv"}
+    call |= {name: normalize(call[name], dim=-1) for name in "qk"}
+    call = {name: x.bfloat16() for name, x in call.items()}
+    key, _, value = decay.partition("+")
+    if key == "constant":
+        call["decay"] = logsigmoid(torch.randn(size.heads, generator=generator, device="cpu"))
+    elif key != "none":
+        call["decay"] = logsigmoid(random(*[size.dim] * (key == "key")))
+    if value:
+        call["decay_v"] = logsigmoid(random(size.dim))
+    return {name: x.to(device) for name, x in call.items()}
+
+
+def workspaces(target: Target) -> Iterator[Workspace]:
+    size = size_of(target)
+    for decay in DECAYS:
+        call = {name: x.requires_grad_() for name, x in tensors(size, decay, target.device).items()}
+
+        def forward(call: dict[str, Any] = call) -> Tensor:
+            return fulmen.linear_attention(**call, backend=target.backend)
+
+        with torch.no_grad():
+            used = memory_use(forward, target.device)
+        yield Workspace(decay, "forward", used.peak - used.held, allowed_workspace(target, "forward"))
+        output, leaves = forward(), list(call.values())
+        gradient = torch.ones_like(output)
+        used = memory_use(lambda: torch.autograd.grad(output, leaves, gradient), target.device)  # noqa: B023
+        yield Workspace(decay, "backward", used.peak - used.held, allowed_workspace(target, "backward"))
+
+
+def times(target: Target, seconds: float) -> dict[str, Timing]:
+    """Of the forward with each decay, and of causal softmax attention at the same size."""
+    size = size_of(target)
+    calls: dict[str, Callable[[], object]] = {}
+    for decay in DECAYS:
+        call = tensors(size, decay, target.device)
+        calls[decay] = lambda call=call: fulmen.linear_attention(**call, backend=target.backend)  # type: ignore[misc]
+    q, k, v = (tensors(size, "none", target.device)[name].transpose(1, 2).contiguous() for name in "qkv")
+    calls[SOFTMAX] = lambda: scaled_dot_product_attention(q, k, v, is_causal=True)
+    with torch.inference_mode():
+        clock = seconds_on_cuda if target.device == "cuda" else seconds_of
+        return interleaved(calls, seconds, repeats=1 if target.backend == "triton" else 3, clock=clock)

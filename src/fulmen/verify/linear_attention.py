@@ -1,0 +1,104 @@
+"""linear_attention, linear_attention_step and chunk_states against the float64 recurrence, and against themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import fulmen
+from fulmen.tolerances import TOLERANCE, deviations, relative_error
+from fulmen.verify import cases
+from fulmen.verify.cases import ALL_FORMS, SCHEDULES, Case
+from fulmen.verify.check import Check, Target
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Ragged, not a multiple of anything, and more than one chunk of every kernel.
+RAGGED = Case(batch=1, length=67, key_dim=20, value_dim=9, scale=0.3)
+
+
+def checks(target: Target) -> Iterator[Check]:
+    for case, schedule in attention_cases(target):
+        yield Check("linear_attention", describe(case, schedule), partial(attention, target, case, schedule))
+    for form in ("none", "key+value") if target.quick else ALL_FORMS:
+        for dtype in DTYPES[:1] if target.quick else DTYPES:
+            case = RAGGED.of(form=form, dtype=dtype, length=5)
+            yield Check("linear_attention_step", describe(case), partial(steps, target, case))
+            case = RAGGED.of(form=form, dtype=dtype)
+            yield Check("chunk_states", describe(case), partial(states, target, case))
+    for form in ("head", "key+value"):
+        case = RAGGED.of(form=form, dtype=torch.bfloat16)
+        yield Check("linear_attention", f"the same bits twice, {describe(case)}", partial(twice, target, case))
+
+
+def attention_cases(target: Target) -> Iterator[tuple[Case, str]]:
+    """Every decay in every dtype; then lengths, schedules, packed sequences, shared heads and extreme decays."""
+    if target.quick:
+        for form, dtype in zip(("none", "head", "token", "key+value"), (*DTYPES, torch.bfloat16), strict=True):
+            yield RAGGED.of(form=form, dtype=dtype), "auto"
+        yield RAGGED.of(form="token", packed=(0, 33, 40, 1), heads=(1, 2, 2)), "parallel"
+        return
+    yield from ((RAGGED.of(form=form, dtype=dtype), "auto") for form in ALL_FORMS for dtype in DTYPES)
+    for form in ("none", "head", "token", "key", "key+value"):
+        yield from ((Case(form=form, length=length), "auto") for length in (0, 1, 64, 130, 257))
+        yield from ((RAGGED.of(form=form, length=300), schedule) for schedule in SCHEDULES)
+        yield RAGGED.of(form=form, packed=(0, 33, 150, 0, 1), heads=(1, 2, 2)), "auto"
+        yield RAGGED.of(form=form, packed=(0, 33, 150, 0, 1), heads=(4, 2, 1)), "parallel"
+        yield RAGGED.of(form=form, initial=False), "auto"
+        if form != "none":
+            yield from ((RAGGED.of(form=form, values=v), "auto") for v in ("zero", "tiny", "strong", "mixed", "forget"))
+        if target.device == "cuda":
+            for dim in (64, 128, 256):
+                yield Case(form=form, length=1000, key_dim=dim, value_dim=dim, dtype=torch.bfloat16), "auto"
+
+
+def describe(case: Case, schedule: str = "") -> str:
+    words = [case.form, str(case.dtype).removeprefix("torch."), f"n = {case.packed or case.length}"]
+    words += [f"{case.key_dim}×{case.value_dim}"] + [case.values] * (case.values != "random")
+    words += ["no initial state"] * (not case.initial) + [schedule] * (schedule not in ("", "auto"))
+    return ", ".join(words)
+
+
+def attention(target: Target, case: Case, schedule: str) -> list[str]:
+    results = cases.run(case, target.device, schedule=schedule, backend=target.backend)
+    return deviations(results, cases.exact(case), target.backend)
+
+
+def twice(target: Target, case: Case) -> list[str]:
+    first, second = (cases.run(case, target.device, backend=target.backend) for _ in range(2))
+    return [f"{name} differs from call to call" for name, x in first.items() if not torch.equal(x, second[name])]
+
+
+def steps(target: Target, case: Case) -> list[str]:
+    """Token by token; outputs of 16 bits may be off by one rounding more than those of the whole."""
+    given = {name: x.to(target.device) for name, x in cases.tensors(case).items()}
+    expected, state = cases.exact(case), given["initial_state"].clone()
+    outputs = []
+    for t in range(case.length):
+        names = [name for name in ("q", "k", "v", "decay", "decay_v") if name in given]
+        token = {name: given[name] if given[name].ndim == 1 else given[name][:, t] for name in names}
+        outputs.append(fulmen.linear_attention_step(**token, state=state, scale=case.scale, backend=target.backend))
+    errors = {
+        "output": relative_error(torch.stack(outputs, 1), expected["output"]) / (2 * TOLERANCE[case.dtype]),
+        "state": relative_error(state, expected["state"]) / TOLERANCE[torch.float32],
+    }
+    return [f"{name}: {error:.1f} times the error allowed" for name, error in errors.items() if not error <= 1]
+
+
+def states(target: Target, case: Case, chunk_size: int = 16) -> list[str]:
+    """And all their gradients."""
+
+    def run(leaves: dict[str, Any], backend: str) -> dict[str, Tensor]:
+        del leaves["q"]
+        result = fulmen.chunk_states(**leaves, chunk_size=chunk_size, backend=backend)
+        # Some cotangent that is the same everywhere.
+        cotangent = torch.linspace(-1, 1, result.numel(), dtype=torch.float64).reshape(result.shape).to(result)
+        grads = torch.autograd.grad(result, list(leaves.values()), cotangent)
+        return {"states": result.detach()} | {f"d{name}": g for name, g in zip(leaves, grads, strict=True)}
+
+    exact = {name: x.detach().double().requires_grad_() for name, x in cases.inputs(case).items()}
+    results = run(cases.inputs(case, target.device), target.backend)
+    return deviations(results, run(exact, "reference"), target.backend)

@@ -1,0 +1,88 @@
+"""Bytes that the kernels request: counted from recorded launches, and by the interpreter, load by load."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fulmen.gpu.architectures import ARCHITECTURES, interpreted
+
+pytest.importorskip("triton")
+
+# Prints, for each decay and schedule, the bytes of a forward and of a backward: by the formulas, or as interpreted.
+COUNT = """
+import json, sys, torch
+from fulmen.gpu.architectures import ARCHITECTURES, interpreted
+from fulmen.gpu.workloads import attention, gradients, _backend
+
+size = dict(key_dim=16, value_dim=80, batch=1, length=256, heads=1)
+counts = {}
+
+def calls(run):
+    for decay in ("learnable", "token", "key+value"):
+        for schedule in ("loop", "parallel"):
+            p = attention(decay, torch.bfloat16, **size)._replace(schedule=schedule)
+            output, grads = torch.zeros(p.output_shape, dtype=torch.bfloat16), gradients(p, decay)
+            counts[f"{decay} {schedule} forward"] = run(lambda: _backend.forward(p, output, None))
+            counts[f"{decay} {schedule} backward"] = run(lambda: _backend.backward(p, output, None, grads))
+
+if interpreted():
+    from triton.runtime.interpreter import InterpreterBuilder as builder
+    total = 0
+    def counted(operation):
+        def run(self, pointers, *args):
+            global total
+            mask = args[0] if operation is builder_load else args[1]
+            total += int(mask.data.sum()) * pointers.get_element_ty().primitive_bitwidth // 8
+            return operation(self, pointers, *args)
+        return run
+    builder_load = builder.create_masked_load
+    builder.create_masked_load, builder.create_masked_store = map(counted, (builder_load, builder.create_masked_store))
+    def run(call):
+        global total
+        total = 0
+        call()
+        return total
+    calls(run)
+else:
+    from fulmen.gpu.dry_run import dry_run
+    from fulmen.gpu.traffic import requested_bytes
+    with dry_run(ARCHITECTURES["sm_80"]) as (launches, _):
+        def run(call):
+            launches.clear()
+            call()
+            return requested_bytes(launches)
+        calls(run)
+print(json.dumps(counts))
+"""
+
+
+def count(interpret):
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment |= {"TRITON_INTERPRET": "1"} if interpret else {}
+    result = subprocess.run([sys.executable, "-c", COUNT], capture_output=True, text=True, env=environment)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.mark.skipif(interpreted(), reason="it starts the interpreter itself")
+def test_the_formulas_count_what_is_loaded_and_stored():
+    formulas, interpreted = count(False), count(True)
+    for call, bytes_ in interpreted.items():
+        assert formulas[call] == pytest.approx(bytes_, rel=0.01), call
+
+
+@pytest.mark.skipif(interpreted(), reason="what Triton interprets it does not record")
+def test_the_default_forward_requests_little_more_than_the_minimum():
+    """Over reading q, k, v and writing the output once, at batch 4, 32 heads, 128 channels, 32768 tokens."""
+    from fulmen.gpu.workloads import attention_traffic
+
+    minimum = 4 * (4 * 32768 * 32 * 128 * 2)
+    ratios = {
+        schedule: attention_traffic(ARCHITECTURES["sm_80"], "constant", schedule)[0] / minimum
+        for schedule in ("auto", "parallel")
+    }
+    assert ratios["auto"] <= 1.6
+    assert ratios["parallel"] == pytest.approx(4.25, abs=0.01)
