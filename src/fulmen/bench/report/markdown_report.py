@@ -103,10 +103,11 @@ def _why_missing(group: Group) -> list[str]:
         for cell in group.tables["speed", mode].cells:
             if cell.value is None:
                 found.setdefault((cell.column, kind_of(reason(cell))), {})[cell.n] = reason(cell)
-    return [
-        f"{column} at {', '.join(map(str, sorted(whys)))}: {kind if len({*whys.values()}) > 1 else next(iter(whys.values()))}"
-        for (column, kind), whys in found.items()
-    ]
+    sentences = []
+    for (column, kind), whys in found.items():
+        why = whys[min(whys)] if len({*whys.values()}) == 1 else kind
+        sentences.append(f"{column} at {', '.join(map(str, sorted(whys)))}: {why}")
+    return sentences
 
 
 def _detailed_row(group: Group, n: int, column: str) -> list[str]:
