@@ -13,7 +13,21 @@ import pytest
 from fulmen.bench.results import load
 from fulmen.cli import main
 
-TINY = ("lasd", "--columns", "LASD_P,Flash", "--heads", "2", "--dim", "16", "--metric", "speed", "--preset", "laptop", "--budget", "6")
+TINY = (
+    "lasd",
+    "--columns",
+    "LASD_P,Flash",
+    "--heads",
+    "2",
+    "--dim",
+    "16",
+    "--metric",
+    "speed",
+    "--preset",
+    "laptop",
+    "--budget",
+    "6",
+)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,11 +20,15 @@ class Compiled:
     def __init__(self, function: Callable[..., Tensor]) -> None:
         self.function = function
         self.calls = self.runs = 0
-        self._compiled = torch.compile(function, fullgraph=True, backend=self._backend)
 
     def __call__(self, *tensors: Tensor) -> Tensor:
         self.calls += 1
         return self._compiled(*tensors)
+
+    @cached_property
+    def _compiled(self) -> Callable[..., Tensor]:
+        # Not before it is needed: torch.compile takes a second to import.
+        return torch.compile(self.function, fullgraph=True, backend=self._backend)
 
     @property
     def eager_calls(self) -> int:

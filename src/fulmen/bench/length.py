@@ -94,7 +94,7 @@ class Length:
 
     def _too_large(self, column: Column, mode: str) -> str:
         part, free = self._part, available_bytes(self._bench.device)
-        if self._material.bytes_of(column.takes) < free * NOT_WORTH_A_REHEARSAL:
+        if sum(map(self._material.bytes_of, column.takes)) < free * NOT_WORTH_A_REHEARSAL:
             return ""
         with self._bench.spending.on("rehearsals"):
             needed = peak_bytes(part.suite, column, part.sizes, self._n, self._bench.dtype, mode)

@@ -20,6 +20,7 @@ class Material:
     def __init__(self, suite: Suite, sizes: Sizes, n: int, dtype: torch.dtype, device: str) -> None:
         self.suite, self.sizes, self.n, self.dtype, self.device = suite, sizes, n, dtype, device
         self._made: dict[tuple[str, bool], Tensor] = {}
+        self._bytes: dict[str, int] = {}
 
     def tensor(self, name: str, heads_first: bool = False) -> Tensor:
         """The same values in either layout."""
@@ -33,11 +34,12 @@ class Material:
         made = self.suite.inputs[name](self.sizes, self.n, _generator(name))
         return made.to(self.device, torch.float32 if made.ndim == 1 else self.dtype)
 
-    def bytes_of(self, names: Sequence[str]) -> int:
-        """Of tensors that need not exist yet."""
-        with FakeTensorMode():
-            made = [self.suite.inputs[name](self.sizes, self.n, _generator(name)) for name in names]
-        return sum(x.numel() * self.dtype.itemsize for x in made)
+    def bytes_of(self, name: str) -> int:
+        """Of a tensor that need not exist yet."""
+        if name not in self._bytes:
+            with FakeTensorMode():
+                self._bytes[name] = bytes_of([self._new(name)])
+        return self._bytes[name]
 
     def cotangent(self, output: Tensor, heads_first: bool) -> Tensor:
         """Of an output: the same values in either layout."""
