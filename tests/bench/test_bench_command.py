@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +13,21 @@ import pytest
 from fulmen.bench.results import load
 from fulmen.cli import main
 
-TINY = ("lasd", "--columns", "LASD_P,Flash", "--heads", "2", "--dim", "16", "--metric", "speed", "--preset", "laptop")
+TINY = (
+    "lasd",
+    "--columns",
+    "LASD_P,Flash",
+    "--heads",
+    "2",
+    "--dim",
+    "16",
+    "--metric",
+    "speed",
+    "--preset",
+    "laptop",
+    "--budget",
+    "6",
+)
 
 
 @pytest.mark.parametrize(
@@ -116,11 +131,11 @@ def test_ctrl_c_leaves_results_and_a_report(tmp_path):
 
 
 def test_bench_prints_tables_and_keeps_the_previous_run(tmp_path, capsys):
-    args = ["bench", *TINY[:-2], "--lengths", "8", "--mode", "fwd", "--out", str(tmp_path)]
+    args = ["bench", *TINY[:-4], "--lengths", "8", "--mode", "fwd", "--out", str(tmp_path)]
     assert main(args) == 0
     first = load(tmp_path / "benchmark_results.json")
     output, errors = capsys.readouterr()
-    assert "lasd-speed-fwd-batch1-head2-dim16-fp32:\n     n    LASD_P" in output
+    assert re.search(r"^lasd-speed-fwd-batch1-head2-dim16-fp32:\n +n +LASD_P +Flash\n0  8.0 ", output, re.MULTILINE)
     assert "error of fwd against float64" in output
     line = json.loads(errors.splitlines()[-1])  # no terminal here: progress for programs
     assert (line["suite"], line["n"]) == ("lasd", 8)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from fulmen.bench.plan import Options
-from fulmen.bench.suite import Column, Preset, Sizes, Suite, batch_head_dim, normal
+from fulmen.bench.suite import Column, Input, Preset, Sizes, Suite, batch_head_dim
 
 
 def double(x):
@@ -42,7 +42,7 @@ def suite(*columns):
         baseline=columns[0].name,
         modes=("fwd", "bwd"),
         sections={"": columns},
-        inputs={"x": normal("B N H D")},
+        inputs={"x": Input("B N H D")},
         presets={"quick": Preset((Sizes(1, 2, 4),), (8, 16))},
         check_sizes=lambda sizes: sizes,
         sizes_in_title=batch_head_dim,

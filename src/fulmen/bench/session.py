@@ -48,15 +48,16 @@ def run(options: Options, out: Path, json_path: Path | None, resume: bool, dry_r
     """Measure, print and write. Ctrl-C stops the measuring; what there is until then is printed and written."""
     if options.threads is not None:
         torch.set_num_threads(options.threads)
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / RESULTS
     if dry_run:
         _print_plan(options)
         if options.device == "cuda" and "memory" in options.metrics:
             from fulmen.bench.dry_run import rehearse
 
+            _keep_previous(path)
             _present(rehearse(options), out, json_path)
         return
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / RESULTS
     if resume and path.exists():
         results = runner.resumed(options, path)
     else:

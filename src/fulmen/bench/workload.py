@@ -5,10 +5,10 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from math import prod
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fulmen.bench.compiled import Compiled
 from fulmen.bench.suite import Column, Sizes, Suite
@@ -30,14 +30,12 @@ class Material:
 
     def _new(self, name: str) -> Tensor:
         """Constants per head stay float32, as every user of a fixed decay has them."""
-        made = self.suite.inputs[name](self.sizes, self.n, _generator(name))
+        made = self.suite.inputs[name].make(self.sizes, self.n, _generator(name))
         return made.to(self.device, torch.float32 if made.ndim == 1 else self.dtype)
 
-    def bytes_of(self, names: Sequence[str]) -> int:
-        """Of tensors that need not exist yet."""
-        with FakeTensorMode():
-            made = [self.suite.inputs[name](self.sizes, self.n, _generator(name)) for name in names]
-        return sum(x.numel() * self.dtype.itemsize for x in made)
+    def bytes_of(self, name: str) -> int:
+        """Of a tensor that need not exist yet."""
+        return prod(self.suite.inputs[name].shape(self.sizes, self.n)) * self.dtype.itemsize
 
     def cotangent(self, output: Tensor, heads_first: bool) -> Tensor:
         """Of an output: the same values in either layout."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import fulmen
 from fulmen.bench.compiled import Compiled
-from fulmen.bench.suite import PUBLISHED_LENGTHS, Column, Preset, Sizes, Suite, normal
+from fulmen.bench.suite import PUBLISHED_LENGTHS, Column, Input, Preset, Sizes, Suite
 from fulmen.output_gate import reference, torch_matmul
 
 GATED = ("q", "k", "v", "g")
@@ -56,7 +56,7 @@ FLAO = Suite(
         "cache": _columns(("kv",)),
         "cache kv, qkv": _columns(("kv", "qkv")),
     },
-    inputs={name: normal("B N H D") for name in GATED},
+    inputs={name: Input("B N H D") for name in GATED},
     presets={
         "published": Preset((Sizes(12, 12, 128),), PUBLISHED_LENGTHS),
         "laptop": Preset((Sizes(2, 12, 128),), PUBLISHED_LENGTHS[:6]),
