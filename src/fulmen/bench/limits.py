@@ -93,8 +93,7 @@ def run(json_path: Path | None) -> None:
 
     facts = environment()
     print(describe(facts))
-    parts = (forward, training, long_sequences, one_head, growth, decoding, small_call, states)
-    parts += (limits_tpa.tensor_product_decode, limits_tpa.tensor_product_decode_of_one_sample)
+    parts = (forward, training, long_sequences, one_head, growth, decoding, small_call, states, *limits_tpa.PARTS)
     figures: list[Figure] = []
     with Steps(1 + len(parts)) as steps, torch.no_grad():
         steps.begin("the machine")

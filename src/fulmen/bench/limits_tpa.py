@@ -21,14 +21,17 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Call = Callable[[], object]
 
 
-def factors(tokens: int, dtype: torch.dtype = torch.float32, batch: int = BATCH) -> tuple[Tensor, ...]:
+def inputs(tokens: int, dtype: torch.dtype = torch.float32, batch: int = BATCH) -> Decode:
     """As in the published tpa_decode report: keys and values of rank one."""
     generator = torch.Generator().manual_seed(0)
-    shapes = (
-        *((batch, 1, HEADS, RANK), (batch, tokens, HEADS), (batch, tokens, HEADS)),
-        *((batch, 1, RANK, DIM), (batch, tokens, DIM), (batch, tokens, DIM)),
-    )
-    return tuple(torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    aq, bq = normal(batch, 1, HEADS, RANK), normal(batch, 1, RANK, DIM)
+    ak, av = normal(batch, tokens, HEADS), normal(batch, tokens, HEADS)
+    bk, bv = normal(batch, tokens, DIM), normal(batch, tokens, DIM)
+    return decode_of(aq, ak, av, bq, bk, bv)
 
 
 def nominal_flops(tokens: int) -> int:
@@ -42,12 +45,12 @@ def tensor_product_decode() -> list[Figure]:
     for tokens in LENGTHS:
         calls: dict[str, Call] = {"gemm": lambda: a @ b}
         for name, dtype in DTYPES.items():
-            given = factors(tokens, dtype)
-            calls[f"native {name}"] = _native(given)
-            calls[f"to {name}"] = _form(factorised, given)
-            calls[f"toc {name}"] = _form(torch.compile(factorised, fullgraph=True), given)
+            p = inputs(tokens, dtype)
+            calls[f"native {name}"] = _native(p)
+            calls[f"to {name}"] = _form(factorised, p)
+            calls[f"toc {name}"] = _form(torch.compile(factorised, fullgraph=True), p)
             if name == "fp32" and tokens == LENGTHS[0]:
-                calls["ton"] = _form(naive, given)
+                calls["ton"] = _form(naive, p)
         t = {name: timing.median for name, timing in interleaved(calls, seconds=6.0, repeats=5).items()}
         torch.compiler.reset()  # compiled again for other sizes, it would serve all of them, more slowly
         of_gemm = nominal_flops(tokens) / t["native fp32"] / (2 * GEMM**3 / t["gemm"])
@@ -62,7 +65,7 @@ def tensor_product_decode() -> list[Figure]:
 
 
 def tensor_product_decode_of_one_sample() -> list[Figure]:
-    call = _native(factors(16384, batch=1))
+    call = _native(inputs(16384, batch=1))
     threads = torch.get_num_threads()
 
     def serial() -> object:
@@ -78,25 +81,21 @@ def tensor_product_decode_of_one_sample() -> list[Figure]:
 
 
 def tensor_product_workspace() -> list[Figure]:
-    """Asked of the core, for the shorter of the published lengths and the smaller dtype."""
-
-    def call(dtype: torch.dtype) -> Decode:
-        return decode_of(*(torch.empty(1, dtype=dtype).expand(x.shape) for x in factors(LENGTHS[0])))
-
+    """Asked of the core, for the shorter of the published lengths."""
     figures = []
     for name, dtype in DTYPES.items():
-        p = call(dtype)
-        size = sum(x.numel() for x in p[:6]) * p.aq.element_size()
-        share = 100 * workspace_bytes(p) / size
+        p = inputs(LENGTHS[0], dtype)
+        share = 100 * workspace_bytes(p) / sum(x.nbytes for x in p[:6])
         figures.append(Figure(f"tpa_decode {name} workspace over factors, m = {LENGTHS[0]}", share, 1, 1, "%", True))
     return figures
 
 
-def _native(given: tuple[Tensor, ...]) -> Call:
-    aq, ak, av, bq, bk, bv = given
-    return lambda: fulmen.tpa_decode(aq, ak, av, bq, bk, bv, backend="native")
+def _native(p: Decode) -> Call:
+    return lambda: fulmen.tpa_decode(p.aq, p.ak, p.av, p.bq, p.bk, p.bv, backend="native")
 
 
-def _form(form: Callable[[Decode], Tensor], given: tuple[Tensor, ...]) -> Call:
-    p = decode_of(*given)
+def _form(form: Callable[[Decode], Tensor], p: Decode) -> Call:
     return lambda: form(p)
+
+
+PARTS = (tensor_product_decode, tensor_product_decode_of_one_sample)

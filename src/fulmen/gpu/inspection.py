@@ -74,8 +74,9 @@ def run_task(task: Task, kernels: str | None = None) -> list[Report]:
     # Before triton is imported. What it compiled stays there, so a second run only reads.
     os.environ.setdefault("TRITON_CACHE_DIR", str(CACHE / "triton"))
     from fulmen.gpu.dry_run import compiled, dry_run
-    from fulmen.gpu.workloads import labelled_launches
+    from fulmen.gpu import workloads, workloads_tpa
 
+    labelled_launches = (workloads_tpa if task.decay == "tpa" else workloads).labelled_launches
     architecture = ARCHITECTURES[task.arch]
     reports = []
     started = time.perf_counter()

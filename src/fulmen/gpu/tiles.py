@@ -76,3 +76,13 @@ def fold_tile() -> Tile:
 def recurrent_tile(read: int, write: int) -> Tile:
     """The state of 4096 elements at most stays in 32 registers of each thread."""
     return Tile(1, min(max(4096 // padded(read), 16), padded(write)), 4)
+
+
+def tpa_tile(architecture: Architecture, key_size: int, value_size: int, dtype: torch.dtype, heads: int) -> Tile:
+    """``chunk`` tokens at once; ``width`` heads in one program, whose output [heads, E] stays in registers."""
+    large = max(padded(key_size), padded(value_size))
+    width = min(padded(heads), 32 if large <= 256 else 16)
+    chunk = {64: 64, 128: 32, 256: 32, 512: 16}[max(64, large)]
+    if dtype == torch.float32:
+        chunk = max(16, chunk // 2)
+    return Tile(chunk, width, 4 if large <= 128 else 8)
