@@ -14,7 +14,7 @@ WORKLOADS = (*DECAYS, "tpa")
 def add_command(commands: Any) -> None:
     inspect = commands.add_parser("inspect", help="compile the Triton kernels for every GPU architecture; needs no GPU")
     inspect.add_argument("--arch", action="append", choices=sorted(ARCHITECTURES), help="only this one (repeatable)")
-    inspect.add_argument("--decay", action="append", choices=WORKLOADS, help="only this one, or tpa_decode (repeatable)")
+    inspect.add_argument("--decay", action="append", choices=WORKLOADS, help="only this one, or tpa (repeatable)")
     inspect.add_argument("--kernel", metavar="TEXT", help="only kernels whose name has TEXT in it")
     inspect.add_argument("--all", action="store_true", help="also float16 and float32, 256 channels, and D != E")
     inspect.add_argument("--json", type=output_file, metavar="FILE", help="also write the table to FILE")

@@ -73,8 +73,8 @@ def inspect(chosen: list[Task], kernels: str | None, processes: int) -> Iterable
 def run_task(task: Task, kernels: str | None = None) -> list[Report]:
     # Before triton is imported. What it compiled stays there, so a second run only reads.
     os.environ.setdefault("TRITON_CACHE_DIR", str(CACHE / "triton"))
-    from fulmen.gpu.dry_run import compiled, dry_run
     from fulmen.gpu import workloads, workloads_tpa
+    from fulmen.gpu.dry_run import compiled, dry_run
 
     labelled_launches = (workloads_tpa if task.decay == "tpa" else workloads).labelled_launches
     architecture = ARCHITECTURES[task.arch]

@@ -79,10 +79,9 @@ def recurrent_tile(read: int, write: int) -> Tile:
 
 
 def tpa_tile(architecture: Architecture, key_size: int, value_size: int, dtype: torch.dtype, heads: int) -> Tile:
-    """``chunk`` tokens at once; ``width`` heads in one program, whose output [heads, E] stays in registers."""
+    """``chunk`` tokens at once; ``width`` heads in one program, whose output [heads, E] stays in registers. With four
+    warps or 64 tokens, some uses spilled on NVIDIA."""
     large = max(padded(key_size), padded(value_size))
-    width = min(padded(heads), 32 if large <= 256 else 16)
-    chunk = {64: 64, 128: 32, 256: 32, 512: 16}[max(64, large)]
-    if dtype == torch.float32:
-        chunk = max(16, chunk // 2)
-    return Tile(chunk, width, 4 if large <= 128 else 8)
+    chunk = 16 if large > 256 or (dtype == torch.float32 and large > 64) else 32
+    warps = 8 if architecture.backend == "cuda" or large > 128 else 4
+    return Tile(chunk, min(padded(heads), 32 if large <= 256 else 16), warps)

@@ -17,6 +17,7 @@ from fulmen.tpa.triton.kernels import decode, merge
 
 SHORTEST_SLICE = 256  # tokens
 GROUP = 16  # heads of a program with split="head", the fewest that tensor cores take
+MOST_TOKENS = 64  # of a chunk
 MOST_RANKS = 64  # with more of them, q is cheaper than its factors
 
 
@@ -66,7 +67,7 @@ def launch_decode(
 ) -> None:
     batch, slices, heads, value_size = output.shape
     rank, key_rank, value_rank = p.ranks
-    factors = (operand(dense(x)) for x in p[:6])
+    factors = (operand(x) for x in p[:6])
     decode[(batch * slices * triton.cdiv(heads, tile.width),)](
         *factors, operand(output), maxima, sums, None if p.seqlens is None else p.seqlens.contiguous(),
         p.tokens, slices, tokens, heads, rank, key_rank, value_rank, p.scale / (rank * key_rank),
@@ -78,6 +79,10 @@ def launch_decode(
 
 
 def operand(x: Tensor) -> Tokens:
-    """``[B, M, rows, size]`` with a dense last dimension."""
+    """``[B, M, rows, size]``, copied where kernels cannot read it: the last dimension must be dense, and distances
+    within a chunk of tokens must fit 32 bits."""
+    x = dense(x)
+    if x.shape[2] * x.stride(2) + MOST_TOKENS * x.stride(1) >= 1 << 31:
+        x = x.contiguous()
     batch, token, row, _ = x.stride()
     return Tokens(x, batch, token, row, 1, x.shape[3])

@@ -19,9 +19,10 @@ INFINITY = tl.constexpr(float("inf"))
 
 @triton.jit
 def decode(
-    aq, ak, av, bq, bk, bv, output, maxima, sums, seqlens, tokens, slices, slice_tokens, heads, rank, key_rank, value_rank, scale,
-    H: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
-    E: tl.constexpr, C: tl.constexpr, FORMS_Q: tl.constexpr, SINGLE: tl.constexpr,
+    aq, ak, av, bq, bk, bv, output, maxima, sums, seqlens,
+    tokens, slices, slice_tokens, heads, rank, key_rank, value_rank, scale,
+    H: tl.constexpr, R: tl.constexpr, D: tl.constexpr, E: tl.constexpr, C: tl.constexpr,
+    FORMS_Q: tl.constexpr, SINGLE: tl.constexpr,
 ):  # fmt: skip
     """One slice of tokens of one sample and H heads. ``output`` is [B, slices, heads, E]: with ``maxima`` and ``sums``
     [B, slices, heads] a partial result, without them the result itself."""
@@ -83,7 +84,7 @@ def decode(
         place = (batch * slices + part) * heads + of_head
         tl.store(maxima + place, maximum, mask=of_head < heads)
         tl.store(sums + place, total, mask=of_head < heads)
-    into = row_of(output, batch, part, program * 0) + of_head[:, None].to(tl.int64) * output.head + values[None, :]
+    into = row_of(output, batch, part, program * 0) + of_head[:, None] * output.head + values[None, :]
     mask = (of_head < heads)[:, None] & (values < output.size)[None, :]
     tl.store(into, result.to(output.pointer.dtype.element_ty), mask=mask)
 
@@ -117,7 +118,7 @@ def merge(partial, maxima, sums, output, slices, heads, value_rank, E: tl.conste
 @triton.jit
 def load_ranks(x, batch, rows, columns, row_count):
     """``[rows, columns]`` of one sample of aq (heads, ranks) or bq (ranks, features); zeros outside."""
-    pointers = x.pointer + batch * x.batch + rows[:, None].to(tl.int64) * x.head + columns[None, :]
+    pointers = x.pointer + batch * x.batch + rows[:, None] * x.head + columns[None, :]
     return tl.load(pointers, mask=(rows < row_count)[:, None] & (columns < x.size)[None, :], other=0.0)
 
 
@@ -125,5 +126,5 @@ def load_ranks(x, batch, rows, columns, row_count):
 def load_heads(x, batch, token, rank, of_head, rows, valid, heads):
     """One rank of ak or av as ``[H, C]``: a number for each head and token; zeros outside."""
     base = x.pointer + batch * x.batch + token * x.token + rank
-    pointers = base + of_head[:, None].to(tl.int64) * x.head + rows[None, :] * x.token
+    pointers = base + of_head[:, None] * x.head + rows[None, :] * x.token
     return tl.load(pointers, mask=(of_head < heads)[:, None] & (rows < valid)[None, :], other=0.0)
