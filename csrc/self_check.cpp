@@ -45,9 +45,63 @@ fulmen_tensor tensor(std::vector<float> &x, int64_t features) {
 
 bool close(double a, double b) { return fabs(a - b) <= 1e-4 * (1 + fabs(b)); }
 
+// Tensor-product attention with ragged sizes and ranks above one, against the plain formula.
+bool tpa_decode_is_right(const Kernels &kernels) {
+    constexpr int64_t M = 71, H = 5, R = 3, Rk = 2, Rv = 1;
+    std::vector<float> aq = numbers(H * R, 7), ak = numbers(M * H * Rk, 8), av = numbers(M * H * Rv, 9);
+    std::vector<float> bq = numbers(R * D, 10), bk = numbers(M * Rk * D, 11), bv = numbers(M * Rv * E, 12);
+    std::vector<float> o((size_t)(H * E));
+    auto factor = [](std::vector<float> &x, int64_t rows, int64_t columns) {
+        return fulmen_tensor{x.data(), FULMEN_FLOAT32, 0, rows * columns, columns};
+    };
+    fulmen_tpa_decode_call call = {};
+    call.abi_version = FULMEN_ABI_VERSION;
+    call.batch = call.threads = 1;
+    call.tokens = M;
+    call.heads = H;
+    call.query_rank = R;
+    call.key_rank = Rk;
+    call.value_rank = Rv;
+    call.key_features = D;
+    call.value_features = E;
+    call.scale = 2;
+    call.aq = factor(aq, H, R);
+    call.ak = factor(ak, H, Rk);
+    call.av = factor(av, H, Rv);
+    call.bq = factor(bq, R, D);
+    call.bk = factor(bk, Rk, D);
+    call.bv = factor(bv, Rv, E);
+    call.output = factor(o, H, E);
+    call.workspace_bytes = kernels.tpa_decode_workspace(call);
+    std::vector<char> workspace((size_t)call.workspace_bytes + 64);
+    call.workspace = (void *)(((uintptr_t)workspace.data() + 63) / 64 * 64);
+    if (kernels.tpa_decode(call)) return false;
+
+    for (int64_t h = 0; h < H; ++h) {
+        double sum = 0, values[E] = {};
+        for (int64_t m = 0; m < M; ++m) {
+            double score = 0;
+            for (int64_t d = 0; d < D; ++d) {
+                double q = 0, k = 0;
+                for (int64_t r = 0; r < R; ++r) q += (double)aq[(size_t)(h * R + r)] * bq[(size_t)(r * D + d)] / R;
+                for (int64_t r = 0; r < Rk; ++r)
+                    k += (double)ak[(size_t)((m * H + h) * Rk + r)] * bk[(size_t)((m * Rk + r) * D + d)] / Rk;
+                score += call.scale * q * k;
+            }
+            sum += exp(score);
+            for (int64_t e = 0; e < E; ++e)
+                values[e] += exp(score) * av[(size_t)(m * H + h)] * bv[(size_t)(m * E + e)];
+        }
+        for (int64_t e = 0; e < E; ++e)
+            if (!close(o[(size_t)(h * E + e)], values[e] / sum)) return false;
+    }
+    return true;
+}
+
 }  // namespace
 
 bool self_check(const Kernels &kernels) {
+    if (!tpa_decode_is_right(kernels)) return false;
     std::vector<float> q = numbers(N * D, 1), k = numbers(N * D, 2), v = numbers(N * E, 3), g = numbers(N * E, 4);
     std::vector<float> decay = numbers(N * D, 5);
     for (float &a : decay) a = (a - 1) * 0.5f;

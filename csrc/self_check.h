@@ -1,4 +1,4 @@
-// A small forward and backward against the plain recurrence, to refuse a build that computes wrongly.
+// Small calls against the plain formulas, to refuse a build that computes wrongly.
 #pragma once
 
 #include "kernels.h"

@@ -14,7 +14,7 @@ namespace fulmen {
 namespace FULMEN_ISA {
 namespace {
 
-constexpr int64_t kRows = 32;    // tokens at a time
+constexpr int64_t kRows = 64;    // tokens at a time
 constexpr int64_t kSlice = 512;  // tokens
 
 FULMEN_INLINE int64_t blocks(int64_t n) { return (n + kPanel - 1) / kPanel; }
@@ -93,8 +93,8 @@ public:
           q(direct ? arena.panels(call.key_features, heads) : Panels{}),
           features(arena.panels(kRows, larger(call.key_features, call.value_features))),
           of_ranks(arena.panels(kRows, call.query_rank)),
-          of_heads(arena.panels(kRows, heads)),
           weights(arena.panels(kRows, heads)),
+          of_heads(call.key_rank > 1 ? arena.panels(kRows, heads) : weights),
           factor(arena.panels(kRows, heads)) {}
 
     // The query's factors, transposed, and where the keys and values of this sample and these heads are.
@@ -129,7 +129,7 @@ public:
             const int64_t count = smaller(kRows, last - t);
             score(t, count);
             weigh(count, result);
-            collect(t, count, result, smaller(kRows, last - t - count));
+            collect(t, count, smaller(kRows, last - t - count), result);
         }
     }
 
@@ -139,7 +139,7 @@ private:
     // Whether to form q: worth it when there are few heads for many ranks.
     const bool direct;
     Panels bq, aq, q;  // transposed: D x R, R x H, D x H
-    Panels features, of_ranks, of_heads, weights, factor;
+    Panels features, of_ranks, weights, of_heads, factor;
     int64_t active = 0;
     Rows ak, av, bk, bv;
 
@@ -220,16 +220,17 @@ private:
             }
     }
 
-    // Asks for share `part` of the tokens that come next, all of their factors.
+    // Asks for share `part` of some tokens' factors, whose ranks stand side by side.
     void expect(int64_t first, int64_t count, int64_t part, int64_t parts) const {
-        prefetch(bk, first, count, call.key_features, part, parts);
-        prefetch(bv, first, count, call.value_features, part, parts);
-        prefetch(ak, first, count, active, part, parts);
-        prefetch(av, first, count, active, part, parts);
+        prefetch(bk, first, count, call.key_rank * call.key_features, part, parts);
+        prefetch(bv, first, count, call.value_rank * call.value_features, part, parts);
+        prefetch(ak, first, count, call.key_rank * active, part, parts);
+        prefetch(av, first, count, call.value_rank * active, part, parts);
     }
 
-    void collect(int64_t first, int64_t count, Partial &result, int64_t next_count) {
-        const int64_t rows = blocks(count);
+    // Adds the weighed values, and meanwhile asks for the tokens that come next.
+    void collect(int64_t first, int64_t count, int64_t next_count, Partial &result) {
+        const int64_t rows = blocks(count), tiles = blocks(call.value_features) * blocks(heads);
         for (int64_t rank = 0; rank < call.value_rank; ++rank) {
             pack_heads(av.from(0, rank), call.av.stride_head, first, count, factor);
             for (int64_t p = 0; p < blocks(heads); ++p)
@@ -238,13 +239,15 @@ private:
                     store(value, load(value) * load(weights.panel(p) + x));
                 }
             pack_rows(bv.from(0, rank * call.bv.stride_head), first, count, call.value_features, features);
-            for (int64_t p = 0; p < blocks(call.value_features); ++p) {
-                if (rank == 0) expect(first + count, next_count, p, blocks(call.value_features));
+            for (int64_t tile = 0; tile < tiles; ++tile) {
+                const int64_t p = tile / blocks(heads), head_block = tile % blocks(heads);
                 const Product<Transposed> product{factor, features.panel(p), rows};
-                if (rank == 0)
-                    multiply(result.output.panel(p), blocks(heads), Scale{result.weight, nullptr}, product);
-                else
-                    multiply(result.output.panel(p), blocks(heads), Add(), product);
+                if (rank == 0) {
+                    expect(first + count, next_count, tile, tiles);
+                    multiply_block<0, 0>(result.output.panel(p), head_block, Scale{result.weight, nullptr}, product);
+                } else {
+                    multiply_block<0, 0>(result.output.panel(p), head_block, Add(), product);
+                }
             }
         }
     }

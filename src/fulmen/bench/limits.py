@@ -89,9 +89,11 @@ def nominal_flops(length: int, heads: int) -> int:
 def run(json_path: Path | None) -> None:
     if core.core is None:
         raise RuntimeError(core.why_unavailable)
+    from fulmen.bench import limits_tpa  # it needs this module's Figure
+
     facts = environment()
     print(describe(facts))
-    parts = (forward, training, long_sequences, one_head, growth, decoding, small_call, states)
+    parts = (forward, training, long_sequences, one_head, growth, decoding, small_call, states, *limits_tpa.PARTS)
     figures: list[Figure] = []
     with Steps(1 + len(parts)) as steps, torch.no_grad():
         steps.begin("the machine")
@@ -99,7 +101,7 @@ def run(json_path: Path | None) -> None:
         for part in parts:
             steps.begin(part.__name__.replace("_", " "))
             figures += part()
-    figures += workspaces()
+    figures += workspaces() + limits_tpa.tensor_product_workspace()
     print("\nthe machine:")
     for what, value in machine.items():
         print(f"  {what:<58}{value:>10.1f}")

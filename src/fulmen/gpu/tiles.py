@@ -76,3 +76,12 @@ def fold_tile() -> Tile:
 def recurrent_tile(read: int, write: int) -> Tile:
     """The state of 4096 elements at most stays in 32 registers of each thread."""
     return Tile(1, min(max(4096 // padded(read), 16), padded(write)), 4)
+
+
+def tpa_tile(architecture: Architecture, key_size: int, value_size: int, dtype: torch.dtype, heads: int) -> Tile:
+    """``chunk`` tokens at once; ``width`` heads in one program, whose output [heads, E] stays in registers. With four
+    warps or 64 tokens, some uses spilled on NVIDIA."""
+    large = max(padded(key_size), padded(value_size))
+    chunk = 16 if large > 256 or (dtype == torch.float32 and large > 64) else 32
+    warps = 8 if architecture.backend == "cuda" or large > 128 else 4
+    return Tile(chunk, min(padded(heads), 32 if large <= 256 else 16), warps)

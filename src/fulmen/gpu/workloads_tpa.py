@@ -1,0 +1,55 @@
+"""The calls of tpa_decode that dry runs make, on fake tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fulmen.gpu.architectures import Architecture
+from fulmen.gpu.dry_run import Launch, dry_run
+from fulmen.gpu.inspection import Shape, Workload
+from fulmen.tpa.problem import Decode, decode_of
+
+_backend: Any = import_module("fulmen.tpa.triton")
+
+
+def call(dtype: torch.dtype, key_dim: int, value_dim: int, key_rank: int = 1, tokens: int = 32768) -> Decode:
+    """At the size of the published tables, to be made in a dry run."""
+    batch, heads, rank = 8, 32, 16
+
+    def factor(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+    aq, bq = factor(batch, 1, heads, rank), factor(batch, 1, rank, key_dim)
+    ak, bk = factor(batch, tokens, heads, key_rank), factor(batch, tokens, key_rank, key_dim)
+    av, bv = factor(batch, tokens, heads, key_rank), factor(batch, tokens, key_rank, value_dim)
+    return decode_of(aq, ak, av, bq, bk, bv)
+
+
+def tpa_decode(launches: list[Launch], shape: Shape) -> Iterator[tuple[str, Launch]]:
+    """One launch of each kernel for each split, with keys and values of rank one and above."""
+    for ranks, name in ((1, ""), (2, ", rank 2")):
+        p = call(shape.dtype, shape.D, shape.E, ranks)
+        for split in ("batch", "head", "sequence"):
+            seqlens = torch.empty(p.aq.shape[0], dtype=torch.int32) if split == "sequence" else None
+            _backend.forward(p._replace(split=split, seqlens=seqlens), torch.empty(p.output_shape, dtype=shape.dtype))
+            for launch in launches:
+                yield "tpa merge" if launch.kernel == "merge" else f"tpa {split}{name}", launch
+            launches.clear()
+
+
+WORKLOADS = (Workload("tpa_decode", "kernel", ("none",), tpa_decode),)
+
+
+def workspace(architecture: Architecture, tokens: int, dtype: torch.dtype = torch.bfloat16, dim: int = 128) -> int:
+    """Bytes that a call allocates beyond factors and output, at batch 8 and 32 heads."""
+    with dry_run(architecture) as (_, memory):
+        p = call(dtype, dim, dim, tokens=tokens)
+        output = torch.empty(p.output_shape, dtype=dtype)
+        with memory.workspace() as found:
+            _backend.forward(p, output)
+    return found[0]

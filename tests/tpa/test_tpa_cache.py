@@ -1,0 +1,113 @@
+"""The cache of factors, against decoding over whole tensors."""
+
+import pytest
+import torch
+
+import fulmen
+from cases import BACKENDS
+from tpa_cases import Case, factors
+
+PAIRS = ("ak", "av", "bk", "bv")
+
+
+def tokens(case, first, last):
+    return [factors(case)[name][:, first:last] for name in PAIRS]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_a_decode_loop(backend, ranks):
+    case = Case(tokens=40, key_rank=ranks, value_rank=ranks, value_dim=9)
+    given = factors(case)
+    cache = fulmen.TPACache(capacity=4)
+    cache.append(*tokens(case, 0, 6))
+    for t in range(6, 40):
+        cache.append(*tokens(case, t, t + 1))
+        so_far = {name: x[:, : t + 1] if name in PAIRS else x for name, x in given.items()}
+        output = cache.decode(given["aq"], given["bq"], backend=backend)
+        assert torch.equal(output, fulmen.tpa_decode(**so_far, backend=backend))
+    assert cache.lengths.tolist() == [40, 40]
+    assert cache.capacity == 64
+
+
+def test_samples_of_different_lengths():
+    """A prompt with padding, and tokens that only some samples get; the padding is overwritten or ignored."""
+    case = Case(batch=3, tokens=12)
+    given = factors(case)
+    cache = fulmen.TPACache(capacity=2)
+    prompt = [x.clone() for x in tokens(case, 0, 5)]
+    for x in prompt:
+        x[1, 2:] = torch.nan
+        x[2] = torch.nan
+    cache.append(*prompt, lengths=torch.tensor([5, 2, 0]))
+    kept = [list(range(5)), [0, 1], []]
+    for t in range(5, 12):
+        gets = torch.tensor([1, 1, t % 2], dtype=torch.int32)
+        cache.append(*tokens(case, t, t + 1), lengths=gets if t != 8 else None)
+        for sample in range(3):
+            if t == 8 or gets[sample]:
+                kept[sample].append(t)
+        output = cache.decode(given["aq"], given["bq"], scale=0.3, backend="reference")
+        for sample, numbers in enumerate(kept):
+            alone = {n: x[[sample]] for n, x in given.items()}
+            alone |= {n: alone[n][:, numbers] for n in PAIRS}
+            expected = fulmen.tpa_decode(**alone, scale=0.3, backend="reference")
+            torch.testing.assert_close(output[[sample]], expected)
+    assert cache.lengths.tolist() == [len(numbers) for numbers in kept]
+
+
+def test_lengths_are_a_copy():
+    cache = fulmen.TPACache()
+    cache.append(*tokens(Case(), 0, 5), lengths=torch.tensor([1, 5]))
+    cache.lengths.zero_()
+    assert cache.lengths.tolist() == [1, 5]
+
+
+def test_growing_does_not_happen_at_every_token():
+    cache, capacities = fulmen.TPACache(capacity=1), []
+    for t in range(70):
+        cache.append(*tokens(Case(), t, t + 1))
+        capacities.append(cache.capacity)
+    assert sorted(set(capacities)) == [1, 2, 4, 8, 16, 32, 64, 128]
+
+
+def test_an_empty_cache():
+    cache = fulmen.TPACache()
+    with pytest.raises(RuntimeError, match="call append first"):
+        cache.decode(torch.randn(1, 1, 2, 3), torch.randn(1, 1, 3, 4))
+    with pytest.raises(RuntimeError, match="call append first"):
+        _ = cache.lengths
+
+
+WRONG = [
+    (0, torch.randn(2, 1, 4), ValueError, r"ak must have shape \[2, 1, 3\], as the tokens before; got \[2, 1, 4\]"),
+    (2, torch.randn(2, 2, 16), ValueError, r"bk must have the B and N of ak, \[2, 1\]; got shape \[2, 2, 16\]"),
+    (1, torch.randn(2, 1, 3).half(), TypeError, r"av must be torch.float32 on cpu; got torch.float16 on cpu"),
+]
+
+
+@pytest.mark.parametrize(("index", "wrong", "error", "message"), WRONG, ids=range(len(WRONG)))
+def test_tokens_that_do_not_fit(index, wrong, error, message):
+    cache, given = fulmen.TPACache(), tokens(Case(), 0, 1)
+    cache.append(*given)
+    given[index] = wrong
+    with pytest.raises(error, match=message):
+        cache.append(*given)
+    assert cache.lengths.tolist() == [1, 1]
+
+
+def test_wrong_numbers():
+    with pytest.raises(ValueError, match="capacity must be at least 1; got 0"):
+        fulmen.TPACache(0)
+    with pytest.raises(TypeError, match=r"capacity must be an integer; got 1\.5"):
+        fulmen.TPACache(1.5)
+    cache, given = fulmen.TPACache(), tokens(Case(), 0, 4)
+    with pytest.raises(ValueError, match=r"lengths must be 0 to N = 4; got \[1, 5\]"):
+        cache.append(*given, lengths=torch.tensor([1, 5]))
+    with pytest.raises(ValueError, match=r"lengths must have shape \[B\] = \[2\]; got \[3\]"):
+        cache.append(*given, lengths=torch.tensor([1, 2, 3]))
+    with pytest.raises(TypeError, match=r"lengths must be int32 or int64; got torch\.float32"):
+        cache.append(*given, lengths=torch.ones(2))
+    cache.append(*given)
+    with pytest.raises(ValueError, match=r"ak must have shape \[2, 4, 3\], as the tokens before; got \[1, 4, 3\]"):
+        cache.append(*(x[:1] for x in given))
