@@ -1,3 +1,5 @@
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -13,5 +15,6 @@ def device(request):
     parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
     of_triton = request.node.get_closest_marker("gpu") or parameters.get("backend") == "triton"
     chosen = "cuda" if of_triton and not interpreted() and torch.cuda.is_available() else "cpu"
-    with torch.device(chosen):
+    # A device context costs every call a little, and torch.compile does not see through all of it: not for the default.
+    with torch.device(chosen) if chosen == "cuda" else nullcontext():
         yield chosen
