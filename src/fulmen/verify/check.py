@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import torch
 
 # Each has checks(target: Target) -> Iterator[Check].
-MODULES = ("fulmen.verify.linear_attention",)
+MODULES = ("fulmen.verify.linear_attention", "fulmen.verify.tpa", "fulmen.verify.output_gate")
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Target(NamedTuple):
@@ -29,6 +33,12 @@ class Check(NamedTuple):
     operator: str
     what: str
     run: Callable[[], list[str]]
+
+
+def unusual(case: Any) -> str:
+    """What distinguishes a named tuple from one with the default of every field."""
+    defaults = case._field_defaults
+    return ", ".join(f"{name} {value}" for name, value in case._asdict().items() if value != defaults[name]) or "plain"
 
 
 def all_checks(target: Target) -> Iterator[Check]:

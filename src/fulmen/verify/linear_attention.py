@@ -13,9 +13,8 @@ import fulmen
 from fulmen.tolerances import TOLERANCE, deviations, relative_error
 from fulmen.verify import cases
 from fulmen.verify.cases import ALL_FORMS, SCHEDULES, Case
-from fulmen.verify.check import Check, Target
+from fulmen.verify.check import DTYPES, Check, Target
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Ragged, not a multiple of anything, and more than one chunk of every kernel.
 RAGGED = Case(batch=1, length=67, key_dim=20, value_dim=9, scale=0.3)
 
