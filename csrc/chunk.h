@@ -136,12 +136,8 @@ FULMEN_INLINE Head head_of(const fulmen_problem &p, const Sequence &s, int64_t h
     return head;
 }
 
-// Below this much work per thread, waking another thread costs more than it saves.
-constexpr double kFlopsPerThread = 2e6;
-
 FULMEN_INLINE int64_t useful_threads(const fulmen_problem &p, double flops_per_token) {
-    const double flops = flops_per_token * (double)p.batch * (double)p.tokens * (double)p.heads;
-    return smaller(p.threads, 1 + (int64_t)smaller(1e6, flops / kFlopsPerThread));
+    return worthwhile_threads(p.threads, flops_per_token * (double)p.batch * (double)p.tokens * (double)p.heads);
 }
 
 // The value features are cut into slices of whole panels when heads alone do not occupy the threads evenly.

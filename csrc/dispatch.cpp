@@ -90,6 +90,19 @@ void expect_results(const fulmen_states_backward_call &call) {
     prefer_huge_pages(call.dv, p.batch, p.tokens, p.value_heads, p.value_features);
 }
 
+void expect_results(const fulmen_gate_forward_call &call) {
+    const fulmen_gate_problem &p = call.problem;
+    prefer_huge_pages(call.output, p.batch, p.queries, p.heads, p.value_features);
+    prefer_huge_pages(p.qkv, p.batch, p.queries, p.heads, p.value_features);
+}
+void expect_results(const fulmen_gate_backward_call &call) {
+    const fulmen_gate_problem &p = call.problem;
+    prefer_huge_pages(call.dq, p.batch, p.queries, p.heads, p.key_features);
+    prefer_huge_pages(call.dk, p.batch, p.keys, p.heads, p.key_features);
+    prefer_huge_pages(call.dv, p.batch, p.keys, p.heads, p.value_features);
+    prefer_huge_pages(call.dg, p.batch, p.queries, p.heads, p.value_features);
+}
+
 template <class Call>
 int64_t run(const Call *call, int64_t (*kernel)(const Call &), int64_t (*workspace)(const Call &)) {
     if (const int64_t status = invalid(call)) return status;
@@ -166,6 +179,19 @@ int64_t fulmen_states_backward_workspace(const fulmen_states_backward_call *call
 }
 int64_t fulmen_tpa_decode_workspace(const fulmen_tpa_decode_call *call) {
     return measure(call, kernels().tpa_decode_workspace);
+}
+
+int64_t fulmen_gate_forward(const fulmen_gate_forward_call *call) {
+    return run(call, kernels().gate_forward, kernels().gate_forward_workspace);
+}
+int64_t fulmen_gate_backward(const fulmen_gate_backward_call *call) {
+    return run(call, kernels().gate_backward, kernels().gate_backward_workspace);
+}
+int64_t fulmen_gate_forward_workspace(const fulmen_gate_forward_call *call) {
+    return measure(call, kernels().gate_forward_workspace);
+}
+int64_t fulmen_gate_backward_workspace(const fulmen_gate_backward_call *call) {
+    return measure(call, kernels().gate_backward_workspace);
 }
 
 int64_t fulmen_isa_count(void) { return build_count; }

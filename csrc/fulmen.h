@@ -201,6 +201,39 @@ typedef struct {
     int64_t workspace_bytes;
     fulmen_tensor output; /* [B, 1, H, E], the factors' dtype or float32 */
 } fulmen_tpa_decode_call;
+/* The output gate: o = g (q kv), kv = sum over the M keys of k v^T; nothing is causal, and all have H heads.
+ * kv and qkv = q kv are written by the forward where they are present. The backward reads those that are present, and
+ * computes the others again. */
+typedef struct {
+    int64_t abi_version;
+    int64_t batch;
+    int64_t queries; /* N */
+    int64_t keys;    /* M */
+    int64_t heads;
+    int64_t key_features;
+    int64_t value_features;
+    int64_t deterministic; /* nonzero: N and M are never cut, so bits do not depend on B and H */
+    int64_t threads;
+    fulmen_tensor q; /* [B, N, H, D]; q, k, v, g share one dtype */
+    fulmen_tensor k; /* [B, M, H, D] */
+    fulmen_tensor v; /* [B, M, H, E] */
+    fulmen_tensor g; /* [B, N, H, E] */
+    fulmen_state kv;   /* optional */
+    fulmen_tensor qkv; /* optional, [B, N, H, E], float32 */
+    void *workspace;   /* as in fulmen_problem */
+    int64_t workspace_bytes;
+} fulmen_gate_problem;
+
+typedef struct {
+    fulmen_gate_problem problem;
+    fulmen_tensor output; /* [B, N, H, E], q's dtype or float32 */
+} fulmen_gate_forward_call;
+
+typedef struct {
+    fulmen_gate_problem problem;
+    fulmen_tensor grad_output;    /* q's dtype or float32 */
+    fulmen_tensor dq, dk, dv, dg; /* shaped as q, k, v, g; q's dtype or float32 */
+} fulmen_gate_backward_call;
 
 FULMEN_API int64_t fulmen_abi_version(void);
 FULMEN_API const char *fulmen_error_text(int64_t status);
@@ -218,6 +251,11 @@ FULMEN_API int64_t fulmen_attention_backward_workspace(const fulmen_attention_ba
 FULMEN_API int64_t fulmen_states_forward_workspace(const fulmen_states_forward_call *call);
 FULMEN_API int64_t fulmen_states_backward_workspace(const fulmen_states_backward_call *call);
 FULMEN_API int64_t fulmen_tpa_decode_workspace(const fulmen_tpa_decode_call *call);
+
+FULMEN_API int64_t fulmen_gate_forward(const fulmen_gate_forward_call *call);
+FULMEN_API int64_t fulmen_gate_backward(const fulmen_gate_backward_call *call);
+FULMEN_API int64_t fulmen_gate_forward_workspace(const fulmen_gate_forward_call *call);
+FULMEN_API int64_t fulmen_gate_backward_workspace(const fulmen_gate_backward_call *call);
 
 /* ISA builds inside this library, best first: fulmen_isa_name(0 .. fulmen_isa_count() - 1). At load the first that
  * this machine supports is chosen, or the one named by the environment variable FULMEN_ISA. */

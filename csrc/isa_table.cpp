@@ -13,6 +13,8 @@ const Kernels FULMEN_TABLE(FULMEN_ISA) = {
     FULMEN_ISA::step,                        FULMEN_ISA::attention_forward_workspace,
     FULMEN_ISA::attention_backward_workspace, FULMEN_ISA::states_forward_workspace,
     FULMEN_ISA::states_backward_workspace,   FULMEN_ISA::fma_burst,
-    FULMEN_ISA::tpa_decode,                  FULMEN_ISA::tpa_decode_workspace};
+    FULMEN_ISA::tpa_decode,                  FULMEN_ISA::tpa_decode_workspace,
+    FULMEN_ISA::gate_forward,                FULMEN_ISA::gate_backward,
+    FULMEN_ISA::gate_forward_workspace,      FULMEN_ISA::gate_backward_workspace};
 
 }  // namespace fulmen

@@ -17,6 +17,14 @@ bool has_openmp();
 
 #ifdef FULMEN_ISA
 namespace FULMEN_ISA {
+// Below this much work per thread, waking another thread costs more than it saves.
+constexpr double kFlopsPerThread = 2e6;
+
+static inline int64_t worthwhile_threads(int64_t threads, double flops) {
+    const double most = 1 + flops / kFlopsPerThread;
+    return most < (double)threads ? (int64_t)most : threads;
+}
+
 template <class F> static inline void parallel_for(int64_t threads, int64_t tasks, F f) {
     run_tasks(threads, tasks, [](void *context, int64_t task, int64_t worker) { (*(F *)context)(task, worker); }, &f);
 }

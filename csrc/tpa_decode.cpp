@@ -129,7 +129,7 @@ public:
             const int64_t count = smaller(kRows, last - t);
             score(t, count);
             weigh(count, result);
-            collect(t, count, result);
+            collect(t, count, result, smaller(kRows, last - t - count));
         }
     }
 
@@ -145,7 +145,7 @@ private:
 
     // For each token.
     int64_t multiplications(bool directly) const {
-        const int64_t d = padded(call.key_features), r = padded(call.query_rank), h = padded(heads);
+        const int64_t d = padded(call.key_features), r = padded(call.query_rank), h = padded(call.heads);
         return directly ? d * h : d * r + r * h;
     }
 
@@ -220,7 +220,15 @@ private:
             }
     }
 
-    void collect(int64_t first, int64_t count, Partial &result) {
+    // Asks for share `part` of the tokens that come next, all of their factors.
+    void expect(int64_t first, int64_t count, int64_t part, int64_t parts) const {
+        prefetch(bk, first, count, call.key_features, part, parts);
+        prefetch(bv, first, count, call.value_features, part, parts);
+        prefetch(ak, first, count, active, part, parts);
+        prefetch(av, first, count, active, part, parts);
+    }
+
+    void collect(int64_t first, int64_t count, Partial &result, int64_t next_count) {
         const int64_t rows = blocks(count);
         for (int64_t rank = 0; rank < call.value_rank; ++rank) {
             pack_heads(av.from(0, rank), call.av.stride_head, first, count, factor);
@@ -231,6 +239,7 @@ private:
                 }
             pack_rows(bv.from(0, rank * call.bv.stride_head), first, count, call.value_features, features);
             for (int64_t p = 0; p < blocks(call.value_features); ++p) {
+                if (rank == 0) expect(first + count, next_count, p, blocks(call.value_features));
                 const Product<Transposed> product{factor, features.panel(p), rows};
                 if (rank == 0)
                     multiply(result.output.panel(p), blocks(heads), Scale{result.weight, nullptr}, product);

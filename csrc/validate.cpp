@@ -130,4 +130,39 @@ int64_t invalid(const fulmen_tpa_decode_call *call) {
     return FULMEN_OK;
 }
 
+namespace {
+
+int64_t invalid_gate(const fulmen_gate_problem &p) {
+    if (p.abi_version != FULMEN_ABI_VERSION) return FULMEN_BAD_VERSION;
+    if (p.batch < 0 || p.queries < 0 || p.keys < 0 || p.heads < 1 || !is_feature_count(p.key_features) ||
+        !is_feature_count(p.value_features))
+        return FULMEN_BAD_SIZE;
+    if (!is_dtype(p.q.dtype) || p.k.dtype != p.q.dtype || p.v.dtype != p.q.dtype || p.g.dtype != p.q.dtype ||
+        !is_float32(p.qkv))
+        return FULMEN_BAD_DTYPE;
+    if (p.threads < 1) return FULMEN_BAD_OPTION;
+    if ((p.batch * p.queries > 0 && (!p.q.data || !p.g.data)) || (p.batch * p.keys > 0 && (!p.k.data || !p.v.data)))
+        return FULMEN_MISSING_TENSOR;
+    return FULMEN_OK;
+}
+
+}  // namespace
+
+int64_t invalid(const fulmen_gate_forward_call *call) {
+    const fulmen_gate_problem &p = call->problem;
+    if (const int64_t status = invalid_gate(p)) return status;
+    if (!fits(call->output, p.q.dtype)) return FULMEN_BAD_DTYPE;
+    return call->output.data || p.batch * p.queries == 0 ? FULMEN_OK : FULMEN_MISSING_TENSOR;
+}
+
+int64_t invalid(const fulmen_gate_backward_call *call) {
+    const fulmen_gate_problem &p = call->problem;
+    if (const int64_t status = invalid_gate(p)) return status;
+    for (const fulmen_tensor *x : {&call->grad_output, &call->dq, &call->dk, &call->dv, &call->dg})
+        if (!fits(*x, p.q.dtype)) return FULMEN_BAD_DTYPE;
+    const bool queries = call->grad_output.data && call->dq.data && call->dg.data;
+    const bool keys = call->dk.data && call->dv.data;
+    return (queries || p.batch * p.queries == 0) && (keys || p.batch * p.keys == 0) ? FULMEN_OK : FULMEN_MISSING_TENSOR;
+}
+
 }  // namespace fulmen

@@ -36,8 +36,6 @@ def test_env_as_json():
         ((), "COMMAND"),
         (("measure",), "invalid choice: 'measure'"),
         (("env", "--yaml"), "unrecognized arguments: --yaml"),
-        (("bench", "--lengths", "many"), "expected whole numbers separated by commas, got 'many'"),
-        (("bench", "--lengths", "0"), "a length must be at least 1, got 0"),
         (("bench", "--json", "no/such/folder/results.json"), "there is no folder no/such/folder"),
     ],
 )
@@ -61,18 +59,6 @@ def test_a_closed_pipe_is_no_traceback():
     command = f"{sys.executable} -m fulmen env | true; exit ${{PIPESTATUS[0]}}"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert "Traceback" not in result.stderr
-
-
-def test_bench_prints_tables_and_writes_json(tmp_path):
-    path = tmp_path / "results.json"
-    result = run("bench", "--lengths", "16,8", "--json", str(path))
-    assert result.returncode == 0, result.stderr
-    assert "linear_attention-speed-fwd-batch1-head16-dim128-fp32" in result.stdout
-    assert "too slow" not in result.stdout
-    figures = json.loads(path.read_text())
-    assert list(figures["seconds"]) == ["8", "16"]
-    assert figures["seconds"]["8"]["torch"]["median"] > 0
-    assert figures["environment"]["torch"]
 
 
 def test_version():

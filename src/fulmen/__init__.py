@@ -2,6 +2,7 @@
 
 from fulmen.backends import Backend, backends
 from fulmen.linear_attention import chunk_states, linear_attention, linear_attention_step
+from fulmen.output_gate import output_gated_attention
 from fulmen.tpa import TPACache, tpa_decode
 
 __version__ = "0.1.0"
@@ -14,5 +15,6 @@ __all__ = [
     "chunk_states",
     "linear_attention",
     "linear_attention_step",
+    "output_gated_attention",
     "tpa_decode",
 ]

@@ -13,7 +13,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     options = parser.parse_args(argv)
     try:
-        options.run(options)
+        status = options.run(options)
         sys.stdout.flush()
     except KeyboardInterrupt:
         print("fulmen: interrupted", file=sys.stderr)
@@ -25,13 +25,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         print(f"fulmen: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
-    return 0
+    return status or 0
 
 
 def build_parser() -> argparse.ArgumentParser:
     from fulmen import __version__
     from fulmen.bench import cli as bench
-    from fulmen.bench.report import cli as report
+    from fulmen.bench import report_cli as report
     from fulmen.gpu import cli as gpu
     from fulmen.verify import cli as verify
 
@@ -43,7 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
     env.add_argument("--json", action="store_true", help="print JSON")
     env.set_defaults(run=run_env)
 
-    bench.add_command(commands)
+    bench.add_commands(commands)
     report.add_command(commands)
     gpu.add_command(commands)
     verify.add_command(commands)

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 _library = torch.library.Library("fulmen", "DEF")
+implementations: dict[str, Callable[..., Any]] = {}  # by the op's name; their last argument is the backend
 
 
 def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any], tensor: int = 0) -> None:
     """Register an op; its argument number ``tensor`` is a tensor in every call."""
     name = schema.partition("(")[0]
+    implementations[name] = run
 
     def run_without_autocast(*args: Any) -> Any:
         # Autocast would reach the torch operations inside a backend and round what is computed in float32.

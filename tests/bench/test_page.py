@@ -177,5 +177,18 @@ def test_results_with_nothing_in_them_make_a_page(browser: Browser, tmp_path: Pa
     assert 'a reason with </script> and "quotes"' in browser.run("document.querySelector('#skipped').innerText")
 
 
+def test_results_without_times_show_memory(browser: Browser, tmp_path: Path) -> None:
+    """As a dry run for a GPU gives them."""
+    results = example_results()
+    results.tables = [table for table in results.tables if table.suite == "lasd" and table.metric == "memory"]
+    path = tmp_path / "report.html"
+    path.write_text(page(results), encoding="utf-8")
+    browser.open(path, 1280)
+    assert browser.problems == []
+    assert browser.run(f"document.querySelector('{LASD} [data-value=memory]').ariaPressed") == "true"
+    assert browser.run(f"document.querySelector('{LASD} [data-value=speed]').disabled") is True
+    assert len(curves(browser)) == 10
+
+
 def test_size(path: Path) -> None:
     assert path.stat().st_size < LARGEST

@@ -7,7 +7,7 @@ from io import StringIO
 
 from bench.example import example_results
 from fulmen.bench.results import Cell, Table
-from fulmen.bench.tables import error_form, published_form, to_csv
+from fulmen.bench.tables import error_form, published_form, speedup, to_csv
 
 
 def table(*cells: Cell) -> Table:
@@ -36,6 +36,17 @@ def test_a_missing_value_has_a_mark_and_its_reason_below() -> None:
     ]
 
 
+def test_reasons_of_one_kind_share_a_mark() -> None:
+    cells = table(
+        Cell(64, "A", skipped="over the time budget: about 2 s"),
+        Cell(64, "B c", skipped="over the time budget: about 3 s"),
+    )
+    assert published_form(cells).splitlines()[2:] == [
+        "0  64.0  [1]  [1]",
+        "[1] over the time budget: A at 64 about 2 s; B c at 64 about 3 s",
+    ]
+
+
 def test_eleven_lengths_keep_the_index_aligned() -> None:
     lines = published_form(table(*(Cell(n, "A", 1.0) for n in range(1, 12)))).splitlines()
     assert lines[1] == "       n    A  B c"
@@ -51,6 +62,12 @@ def test_no_cells() -> None:
 def test_errors_stand_in_the_shape_of_the_table() -> None:
     cells = table(Cell(64, "A", 1.5, error=3e-7), Cell(64, "B c", 2.0))
     assert error_form(cells).splitlines()[1:] == ["      n        A  B c", "0  64.0  3.0e-07    -"]
+
+
+def test_speedup_is_over_the_baseline() -> None:
+    cells = table(Cell(64, "A", 3.0), Cell(64, "B c", 2.0), Cell(128, "A", 3.0), Cell(128, "B c", skipped="no GPU"))
+    assert speedup(cells, 64, "B c") == 1.5
+    assert speedup(cells, 128, "B c") is None
 
 
 def test_csv_has_every_cell_with_all_that_is_known() -> None:

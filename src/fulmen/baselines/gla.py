@@ -1,6 +1,6 @@
 """Gated linear attention as the ``fla`` package computes it, in torch operations that autograd differentiates.
 
-Its algorithm, not ours: log-decays are summed inside a chunk, and weights are exponentials of differences of these sums.
+Its algorithm, not ours: log-decays are summed inside a chunk, and weights are exponentials of their differences.
 Decays are per token and channel, ``[B, N, H, D]`` (GLA), or per token, ``[B, N, H]`` (simple GLA). All in float32.
 """
 

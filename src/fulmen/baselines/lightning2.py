@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fulmen.gpu.architectures import interpreted
+from fulmen.gpu.architectures import kernels_run_on
 from fulmen.tensors import state_dtype
 
 LOOP_BLOCK = 64
@@ -54,7 +54,7 @@ class _Lightning2(torch.autograd.Function):
 
 
 def _walk(form: str, device: torch.device) -> Walk:
-    if device.type == "cpu" and not interpreted():
+    if not kernels_run_on(device):
         return {"loop_walk": loop_walk, "parallel_walk": parallel_walk}[form]
     from fulmen.baselines import lightning2_triton
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,11 +20,15 @@ class Compiled:
     def __init__(self, function: Callable[..., Tensor]) -> None:
         self.function = function
         self.calls = self.runs = 0
-        self._compiled = torch.compile(function, fullgraph=True, backend=self._backend)
 
     def __call__(self, *tensors: Tensor) -> Tensor:
         self.calls += 1
         return self._compiled(*tensors)
+
+    @cached_property
+    def _compiled(self) -> Callable[..., Tensor]:
+        # Not before it is needed: torch.compile takes a second to import.
+        return torch.compile(self.function, fullgraph=True, backend=self._backend)
 
     @property
     def eager_calls(self) -> int:
@@ -33,8 +38,9 @@ class Compiled:
         from torch._functorch import config
         from torch._inductor.compile_fx import compile_fx
 
-        with config.patch(donated_buffer=False):  # a backward is run many times on one graph
-            inner = compile_fx(graph, inputs)
+        # A backward is run many times on one graph. It may be compiled later than the forward, so this stays set.
+        config.donated_buffer = False
+        inner: Callable[..., Any] = compile_fx(graph, inputs)  # type: ignore[assignment]
 
         def run(*args: Any) -> Any:
             self.runs += 1

@@ -94,7 +94,7 @@ class Length:
 
     def _too_large(self, column: Column, mode: str) -> str:
         part, free = self._part, available_bytes(self._bench.device)
-        if self._material.bytes_of(column.takes) < free * NOT_WORTH_A_REHEARSAL:
+        if sum(map(self._material.bytes_of, column.takes)) < free * NOT_WORTH_A_REHEARSAL:
             return ""
         with self._bench.spending.on("rehearsals"):
             needed = peak_bytes(part.suite, column, part.sizes, self._n, self._bench.dtype, mode)
@@ -111,11 +111,12 @@ class Length:
         left, affordable = self._share, []
         for column in sorted(columns, key=lambda column: expected[column]):
             needed = expected[column] * (self._bench.pace.repeats + FURTHER_CALLS)
-            left -= needed
-            if left >= 0:
+            if needed <= left:
+                left -= needed
                 affordable.append(column)
             else:
-                self._skip(column, mode, f"over the time budget: about {needed:.1f} s expected")
+                reason = f"over the time budget: about {needed:.2g} s expected, {left:.2g} s left for it"
+                self._skip(column, mode, reason)
         return [column for column in columns if column in affordable]
 
     def _first_call(self, column: Column, mode: str, seconds: dict[str, float]) -> None:
@@ -131,10 +132,13 @@ class Length:
         except Exception as failure:
             self._skip(column, mode, f"failed: {one_line(failure)}")
             return
+        reason = _not_compiled(column)
         if first * self._bench.pace.repeats > self._share and not isinstance(column.function, Compiled):
-            self._skip(column, mode, f"over the time budget: the first call took {first:.1f} s")
-            return
-        seconds[column.name] = first
+            reason = f"over the time budget: the first call took {first:.1f} s"
+        if reason:
+            self._skip(column, mode, reason)
+        else:
+            seconds[column.name] = first
 
     def _time(self, columns: list[Column], mode: str, first_calls: dict[str, float]) -> None:
         if not columns:
@@ -145,11 +149,11 @@ class Length:
         with bench.spending.on("timing"):
             times = interleaved(calls, min(bench.pace.seconds, self._share), bench.pace.repeats, bench.clock)
         for column in columns:
-            eager = column.function.eager_calls if isinstance(column.function, Compiled) else 0
-            if eager:
-                self._skip(column, mode, f"not compiled: {eager} calls ran eagerly")
-                continue
-            self._record(column, mode, "speed", self._speed(column, mode, times[column.name], first_calls[column.name]))
+            if reason := _not_compiled(column):
+                self._skip(column, mode, reason)
+            else:
+                cell = self._speed(column, mode, times[column.name], first_calls[column.name])
+                self._record(column, mode, "speed", cell)
 
     def _speed(self, column: Column, mode: str, timing: Timing, first: float) -> Cell:
         median, p20, p80 = (round(seconds * 1e3, 6) for seconds in timing)
@@ -173,3 +177,11 @@ class Length:
         cell = Cell(self._n, column.name, mib[0], error=self._error(column, mode))
         cell.inputs, cell.outputs, cell.workspace = mib[1:]
         self._record(column, mode, "memory", cell)
+
+
+def _not_compiled(column: Column) -> str:
+    """Why a column that should be compiled is not to be believed; empty for all others."""
+    function = column.function
+    if not isinstance(function, Compiled) or not function.eager_calls:
+        return ""
+    return f"not compiled: {function.eager_calls} of {function.calls} calls ran eagerly"

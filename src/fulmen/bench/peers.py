@@ -10,7 +10,6 @@ from typing import Any
 INSTALL = {
     "fla": "pip install flash-linear-attention",
     "flash_attn": "pip install flash-attn (needs CUDA)",
-    "lightning_attn": "pip install lightning-attn (needs CUDA)",
 }
 
 

@@ -22,7 +22,7 @@ class Pace(NamedTuple):
     budget: float | None  # for the whole run
 
 
-PACES = {"published": Pace(10.0, 5, None), "laptop": Pace(3.0, 5, None), "quick": Pace(1.0, 5, 270.0)}
+PACES = {"published": Pace(10.0, 5, None), "laptop": Pace(3.0, 5, None), "quick": Pace(3.5, 9, 270.0)}
 
 
 @dataclass(frozen=True)

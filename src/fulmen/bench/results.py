@@ -58,6 +58,7 @@ class Results:
     started: str  # ISO 8601
     finished: str | None = None  # None: interrupted, or still running
     tables: list[Table] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)  # where the time of the run went
 
     def save(self, path: Path) -> None:
         """Replaces the file in one step, so that a reader, or whoever comes after a crash, finds it whole."""

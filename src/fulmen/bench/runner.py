@@ -15,8 +15,6 @@ from fulmen.bench.spending import Spending
 from fulmen.bench.suite import DTYPES
 from fulmen.environment import environment
 
-SECONDS = "seconds"  # among the options of results: where the time went
-
 
 def run(options: Options, results: Results, path: Path) -> None:
     """Fill ``results`` and save them to ``path`` whenever there are new cells. Ctrl-C leaves all that was measured."""
@@ -26,7 +24,7 @@ def run(options: Options, results: Results, path: Path) -> None:
 
     def save() -> None:
         with spending.on("saving"):
-            results.options[SECONDS] = spending.as_json()
+            results.seconds = spending.as_json()
             results.save(path)
 
     save()
@@ -53,11 +51,11 @@ def new_results(options: Options) -> Results:
 def resumed(options: Options, path: Path) -> Results:
     """What an earlier run with the same options has left in ``path``."""
     results = load(path)
-    earlier = {name: value for name, value in results.options.items() if name != SECONDS}
     for name, value in options.as_json().items():
-        if earlier.get(name) != value:
+        earlier = results.options.get(name)
+        if earlier != value:
             raise ValueError(
-                f"--resume: {path} was begun with {name} = {earlier.get(name)}, now it is {value}; "
+                f"--resume: {path} was begun with {name} = {earlier}, now it is {value}; "
                 "give the same options, or another --out"
             )
     results.finished = None

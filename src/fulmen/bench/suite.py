@@ -22,7 +22,20 @@ class Sizes:
     rank: int | None = None
 
 
-Maker = Callable[[Sizes, int, torch.Generator], Tensor]  # of a float32 tensor, for sizes and a length
+@dataclass(frozen=True)
+class Input:
+    """A random tensor: normal numbers, to which ``then`` is done."""
+
+    axes: str  # names of sizes: "B N H D", "B 1 H R" ...
+    then: Callable[[Tensor], Tensor] = lambda x: x
+
+    def shape(self, sizes: Sizes, n: int) -> list[int]:
+        extent = {"B": sizes.batch, "N": n, "H": sizes.heads, "D": sizes.dim, "R": sizes.rank or 1, "1": 1}
+        return [extent[axis] for axis in self.axes.split()]
+
+    def make(self, sizes: Sizes, n: int, generator: torch.Generator) -> Tensor:
+        """In float32, on the CPU."""
+        return self.then(torch.randn(self.shape(sizes, n), generator=generator))
 
 
 @dataclass(frozen=True)
@@ -75,7 +88,7 @@ class Suite:
         baseline: the column that speedups are relative to.
         modes: "fwd", or "fwd" and "bwd".
         sections: the columns of each section; reports with one section call it "".
-        inputs: how to make each tensor, by name.
+        inputs: the tensors, by name.
         presets: sizes and lengths by the preset's name.
         check_sizes: what columns are checked with, given the sizes to be measured.
         sizes_in_title: the sizes as the titles of the report have them.
@@ -88,7 +101,7 @@ class Suite:
     baseline: str
     modes: tuple[str, ...]
     sections: Mapping[str, tuple[Column, ...]]
-    inputs: Mapping[str, Maker]
+    inputs: Mapping[str, Input]
     presets: Mapping[str, Preset]
     check_sizes: Callable[[Sizes], Sizes]
     sizes_in_title: Callable[[Sizes], str]
@@ -113,37 +126,19 @@ def few_heads(sizes: Sizes) -> Sizes:
     return Sizes(batch=2, heads=2, dim=sizes.dim, rank=sizes.rank)
 
 
-def _normal(*axes: str) -> Maker:
-    def make(sizes: Sizes, n: int, generator: torch.Generator) -> Tensor:
-        extent = {"B": sizes.batch, "N": n, "H": sizes.heads, "D": sizes.dim, "R": sizes.rank or 1, "1": 1}
-        return torch.randn([extent[axis] for axis in axes], generator=generator)
-
-    return make
-
-
-def normal(axes: str) -> Maker:
-    """Normal numbers; ``axes`` names the sizes: "B N H D", "B 1 H R" ..."""
-    return _normal(*axes.split())
-
-
-def unit(axes: str) -> Maker:
-    """The same, each vector along the last axis of length one."""
-    return lambda sizes, n, generator: normalize(normal(axes)(sizes, n, generator), dim=-1)
-
-
-def log_decay(axes: str) -> Maker:
-    return lambda sizes, n, generator: logsigmoid(normal(axes)(sizes, n, generator))
+def _unit(x: Tensor) -> Tensor:
+    return normalize(x, dim=-1)
 
 
 # As in the published lasd report: q and k normalised, log-decays logsigmoid of normal numbers.
-ATTENTION_INPUTS: dict[str, Maker] = {
-    "q": unit("B N H D"),
-    "k": unit("B N H D"),
-    "v": normal("B N H D"),
-    "constant": log_decay("H"),
-    "by_token": log_decay("B N H"),
-    "by_key": log_decay("B N H D"),
-    "by_value": log_decay("B N H D"),
+ATTENTION_INPUTS = {
+    "q": Input("B N H D", _unit),
+    "k": Input("B N H D", _unit),
+    "v": Input("B N H D"),
+    "constant": Input("H", logsigmoid),
+    "by_token": Input("B N H", logsigmoid),
+    "by_key": Input("B N H D", logsigmoid),
+    "by_value": Input("B N H D", logsigmoid),
 }
 
 

@@ -6,6 +6,7 @@ import csv
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from io import StringIO
+from textwrap import fill
 
 from fulmen.bench.results import Cell, Table
 
@@ -15,11 +16,10 @@ DECIMALS = 6
 
 def published_form(table: Table) -> str:
     """The table as the published reports print it; where there is no value, a mark and below the table the reason."""
-    reasons = skip_reasons(table)
-    marks = {reason: f"[{number}]" for number, reason in enumerate(reasons, start=1)}
-    rows = {n: [_value(table, n, column, marks) for column in table.columns] for n in table.lengths}
+    notes = {kind: f"[{number}]" for number, kind in enumerate(skip_notes(table), start=1)}
+    rows = {n: [_value(table, n, column, notes) for column in table.columns] for n in table.lengths}
     lines = [f"{table.title}:", *_aligned(table.axis, table.columns, rows)]
-    lines += [f"{mark} {reason}" for reason, mark in marks.items()]
+    lines += [fill(f"{notes[kind]} {note}", 120, subsequent_indent="    ") for kind, note in skip_notes(table).items()]
     return "\n".join(lines)
 
 
@@ -32,15 +32,35 @@ def error_form(table: Table) -> str:
     return "\n".join([head, *_aligned(table.axis, table.columns, rows)])
 
 
-def skip_reasons(table: Table) -> list[str]:
-    """Why cells have no value, each reason once, in the order of their appearance."""
-    cells = (table.cell(n, column) for n in table.lengths for column in table.columns)
-    return list(dict.fromkeys(reason(cell) for cell in cells if cell is None or cell.value is None))
+def skip_notes(table: Table) -> dict[str, str]:
+    """Why cells have no value, by the kind of reason. Where cells of a kind differ, the note tells of each."""
+    kinds: dict[str, dict[tuple[int, str], str]] = {}
+    for n in table.lengths:
+        for column in table.columns:
+            cell = table.cell(n, column)
+            if cell is None or cell.value is None:
+                kinds.setdefault(kind_of(reason(cell)), {})[n, column] = reason(cell)
+    notes = {}
+    for kind, reasons in kinds.items():
+        details = [f"{column} at {n} {why.removeprefix(kind).strip(': ')}" for (n, column), why in reasons.items()]
+        notes[kind] = next(iter(reasons.values())) if len({*reasons.values()}) == 1 else f"{kind}: {'; '.join(details)}"
+    return notes
+
+
+def kind_of(why: str) -> str:
+    """What a reason has in common with others of its kind: all before its colon."""
+    return why.partition(":")[0]
 
 
 def reason(cell: Cell | None) -> str:
     """Of a cell without a value."""
     return (cell.skipped if cell else None) or "not run"
+
+
+def speedup(table: Table, n: int, column: str) -> float | None:
+    """How many times less than the baseline a column takes."""
+    base, cell = table.cell(n, table.baseline), table.cell(n, column)
+    return base.value / cell.value if base and cell and base.value and cell.value else None
 
 
 def to_csv(tables: Iterable[Table]) -> str:
@@ -67,7 +87,7 @@ def _markdown_row(cells: Iterable[str]) -> str:
 
 def _value(table: Table, n: int, column: str, marks: dict[str, str]) -> float | str:
     cell = table.cell(n, column)
-    return marks[reason(cell)] if cell is None or cell.value is None else cell.value
+    return marks[kind_of(reason(cell))] if cell is None or cell.value is None else cell.value
 
 
 def _error(cell: Cell | None) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from math import prod
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fulmen.bench.compiled import Compiled
 from fulmen.bench.suite import Column, Sizes, Suite
@@ -22,21 +22,20 @@ class Material:
         self._made: dict[tuple[str, bool], Tensor] = {}
 
     def tensor(self, name: str, heads_first: bool = False) -> Tensor:
-        """Per-head constants stay float32, as every user of a fixed decay has them."""
+        """The same values in either layout."""
         if (name, heads_first) not in self._made:
-            if heads_first:
-                made = _turned(self.tensor(name)).contiguous()
-            else:
-                made = self.suite.inputs[name](self.sizes, self.n, _generator(name))
-                made = made.to(self.device, torch.float32 if made.ndim == 1 else self.dtype)
-            self._made[name, heads_first] = made
+            made = self._new(name)
+            self._made[name, heads_first] = _turned(made).contiguous() if heads_first else made
         return self._made[name, heads_first]
 
-    def bytes_of(self, names: Sequence[str]) -> int:
-        """Of tensors that need not exist yet."""
-        with FakeTensorMode():
-            made = [self.suite.inputs[name](self.sizes, self.n, _generator(name)) for name in names]
-        return sum(x.numel() * self.dtype.itemsize for x in made)
+    def _new(self, name: str) -> Tensor:
+        """Constants per head stay float32, as every user of a fixed decay has them."""
+        made = self.suite.inputs[name].make(self.sizes, self.n, _generator(name))
+        return made.to(self.device, torch.float32 if made.ndim == 1 else self.dtype)
+
+    def bytes_of(self, name: str) -> int:
+        """Of a tensor that need not exist yet."""
+        return prod(self.suite.inputs[name].shape(self.sizes, self.n)) * self.dtype.itemsize
 
     def cotangent(self, output: Tensor, heads_first: bool) -> Tensor:
         """Of an output: the same values in either layout."""
@@ -56,7 +55,7 @@ class Workload:
     """
 
     def __init__(self, column: Column, material: Material) -> None:
-        self.column, self._material = column, material
+        self.column, self.material = column, material
         differentiable = "bwd" in material.suite.modes
         self.inputs = []
         for name in column.takes:
@@ -74,7 +73,7 @@ class Workload:
 
     @cached_property
     def cotangent(self) -> Tensor:
-        return self._material.cotangent(self.kept_output, self.column.heads_first)
+        return self.material.cotangent(self.kept_output, self.column.heads_first)
 
     @property
     def leaves(self) -> list[Tensor]:
@@ -93,7 +92,7 @@ class Workload:
 
     def exact(self, mode: str) -> list[Tensor]:
         """The same from the specification, in float64, on the CPU."""
-        column, material = self.column, self._material
+        column, material = self.column, self.material
         inputs = [material.tensor(name).detach().cpu().double() for name in column.takes]
         leaves = [x.requires_grad_(y.requires_grad) for x, y in zip(inputs, self.inputs, strict=True)]
         output = column.exact(*leaves)

@@ -63,6 +63,11 @@ def pretend(architecture: Architecture) -> Iterator[None]:
         _pretended = before
 
 
+def kernels_run_on(device: torch.device) -> bool:
+    """Whether Triton kernels take tensors on ``device``: on a GPU, in the interpreter, and in a dry run."""
+    return device.type == "cuda" or interpreted() or _pretended is not None
+
+
 def architecture_of(device: torch.device) -> Architecture:
     """What launches on ``device`` are made for. The interpreter runs on a CPU what an A100 would run."""
     return _pretended or _architecture_of(device)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fulmen.checks import DTYPES, MAX_SIZE, check_choice, check_scale, check_tensor
+from fulmen.checks import DTYPES, check_choice, check_inputs, check_scale, check_tensor
 
 SCHEDULES = ("auto", "recurrent", "loop", "parallel", "recompute")
 
@@ -98,32 +98,6 @@ def check_step(
                     f"{name} must not require grad: linear_attention_step updates the state in place and has no "
                     "gradient; call it under torch.no_grad(), or use linear_attention to train"
                 )
-
-
-def check_inputs(layout: str, **inputs: Tensor) -> None:
-    """What q, k and v must have in common."""
-    rank = layout.count(",") + 1
-    first_name, first = next(iter(inputs.items()))
-    for name, x in inputs.items():
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} must be a torch.Tensor {layout}; got {type(x).__name__}")
-        if x.layout != torch.strided:
-            raise TypeError(f"{name} must be a dense tensor; got layout {x.layout}")
-        if x.ndim != rank:
-            raise ValueError(f"{name} must have {rank} dimensions, {layout}; got shape {list(x.shape)}")
-        if x.dtype not in DTYPES:
-            raise TypeError(f"{name} must be float32, bfloat16, float16 or float64; got {x.dtype}")
-        if x.dtype != first.dtype:
-            raise TypeError(f"{name} must have the dtype of {first_name}, {first.dtype}; got {x.dtype}")
-        if x.device != first.device:
-            raise ValueError(f"{name} must be on the device of {first_name}, {first.device}; got {x.device}")
-        if x.shape[: rank - 2] != first.shape[: rank - 2]:
-            same = "B and N" if rank == 4 else "B"
-            raise ValueError(
-                f"{name} must have the same {same} as {first_name}, {list(first.shape)}; got shape {list(x.shape)}"
-            )
-        if not 1 <= x.shape[-1] <= MAX_SIZE:
-            raise ValueError(f"{name} must have a last dimension of 1 to {MAX_SIZE}; got shape {list(x.shape)}")
 
 
 def check_key_size(q: Tensor, k: Tensor) -> None:

@@ -6,12 +6,15 @@ One JSON file for each report. Numbers are kept as the text that was printed, so
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
+
+from fulmen.bench.results import Table
 
 REPORTS = ("state", "lasd", "la3", "tpa_decode", "flao")
 _TITLE = re.compile(r"(?P<report>\w+)-(?P<metric>\w+)-(?P<mode>fwd|bwd|both)-(?P<sizes>[\w-]+)-(?P<dtype>\w+)")
@@ -44,6 +47,19 @@ def tables() -> tuple[PublishedTable, ...]:
 
 def find(title: str, section: str = "") -> PublishedTable | None:
     return next((table for table in tables() if (table.title, table.section) == (title, section)), None)
+
+
+def closest(table: Table) -> PublishedTable | None:
+    """The published table of the same figures, at the same sizes if there is one, else the nearest batch × heads."""
+
+    def work(config: dict[str, Any]) -> float:
+        return math.log(config.get("batch", 1) * config.get("heads", 1))
+
+    # la3 gives one peak for forward and backward together, which is that of the backward.
+    modes = ("bwd", "both") if (table.metric, table.mode) == ("memory", "bwd") else (table.mode,)
+    alike = (table.suite, table.metric, table.section)
+    found = [one for one in tables() if (one.report, one.metric, one.section) == alike and one.mode in modes]
+    return min(found, key=lambda one: abs(work(one.config) - work(table.config)), default=None)
 
 
 def document(report: str) -> dict[str, Any]:

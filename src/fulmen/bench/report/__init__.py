@@ -9,12 +9,13 @@ from fulmen.bench.report.groups import groups_of
 from fulmen.bench.report.kernels import KernelReport
 from fulmen.bench.report.markdown_report import markdown_report
 from fulmen.bench.report.page import page
+from fulmen.bench.report.plots import why_no_plots, write_plots
 from fulmen.bench.results import Results
 from fulmen.bench.tables import to_csv
 
 
 def write(results: Results, folder: Path, inspection: list[KernelReport] | None = None) -> list[Path]:
-    """Fill ``folder``, which is made if need be; returns the files.
+    """Fill ``folder``, which is made if need be; returns the files. Plots are only drawn where matplotlib is installed.
 
     Args:
         inspection: what `fulmen inspect --json` wrote, for the sections on shared memory.
@@ -23,8 +24,10 @@ def write(results: Results, folder: Path, inspection: list[KernelReport] | None 
     raw = folder / "benchmark_results.json"
     results.save(raw)
     texts = {"results.csv": to_csv(results.tables), "report.html": page(results)}
-    for suite, groups in groupby(groups_of(results.tables), key=lambda group: group.suite):
-        texts[f"{suite}.md"] = markdown_report(suite, list(groups), results, inspection)
+    groups = groups_of(results.tables)
+    for suite, those in groupby(groups, key=lambda group: group.suite):
+        texts[f"{suite}.md"] = markdown_report(suite, list(those), results, inspection)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
-    return [raw, *(folder / name for name in texts)]
+    plots = [] if why_no_plots() else write_plots(groups, folder / "plots")
+    return [raw, *(folder / name for name in texts), *plots]

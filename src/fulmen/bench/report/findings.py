@@ -42,7 +42,7 @@ def crossing(group: Group) -> str:
         return ""
     behind = [n for n, ratio in ratios if ratio <= 1]
     if not behind:
-        return f"{best} is ahead of {group.baseline} at every length measured"
+        return f"{best} is ahead of {group.baseline} at every length that both ran"
     ahead = next(n for n in compared if n > behind[-1])
     return f"{best} overtakes {group.baseline} between {axis(group)}={behind[-1]} and {ahead}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from fulmen.bench.report.groups import Group
 from fulmen.bench.tables import markdown
-from fulmen.gpu.architectures import ARCHITECTURES
+from fulmen.gpu.architectures import ARCHITECTURES, Architecture
 from fulmen.gpu.tiles import Tile, scan_tile
 
 KernelReport = dict[str, Any]  # one kernel, as `fulmen inspect --json` writes it
@@ -27,7 +28,7 @@ def load_inspection(path: Path) -> list[KernelReport]:
     """What `fulmen inspect --json` wrote."""
     try:
         reports = json.loads(path.read_text())
-        wanted = {"kernel", "arch", "dtype", "D", "decay", "shared", "shared_limit", "registers", "spills"}
+        wanted = {"kernel", "role", "arch", "dtype", "D", "decay", "shared", "shared_limit", "registers", "spills"}
         if not isinstance(reports, list) or not all(wanted <= set(report) for report in reports):
             raise ValueError("it is not a list of kernels")
     except (ValueError, TypeError) as error:
@@ -37,31 +38,41 @@ def load_inspection(path: Path) -> list[KernelReport]:
 
 def kernel_configuration(suite: str, groups: list[Group]) -> list[str]:
     """The section on tiles: of the Triton kernels, from the table they are launched with, and of the CPU core."""
-    if suite not in LINEAR_ATTENTION:
-        return []
     config = groups[0].any_table.config
-    dim, dtype = config.get("dim", 128), DTYPES.get(config.get("dtype", "bf16"), torch.bfloat16)
-    channel = suite == "state"
-    walks = {
-        "Forward": {"gradient": False, "small": False},
-        "Backward, collecting a decay's gradient": {"gradient": True, "small": False},
-        'Backward of schedule="recompute"': {"gradient": False, "small": True},
-    }
     rows = []
-    for walk, what in walks.items():
+    for kernel, tile_on in _tiles(suite, config).items():
         alike: dict[Tile, list[str]] = {}
         for architecture in ARCHITECTURES.values():
-            tile = scan_tile(architecture, dim, dim, dtype, channel, what["gradient"], what["small"])
-            alike.setdefault(tile, []).append(architecture.name)
-        rows += [[walk, ", ".join(names), *map(str, tile)] for tile, names in alike.items()]
-    header = ["Walk", "Architectures", "Chunk", "Width", "num_warps", "num_stages"]
-    return [
-        "## Kernel Configuration",
-        f"GPU, {dim} channels, {config.get('dtype')} (`gpu/tiles.py`; chosen by compiling, nothing is autotuned):",
-        markdown(header, rows),
-        "CPU core:",
-        markdown(["Parameter", "Value", "Notes"], [list(row) for row in NATIVE]),
-    ]
+            alike.setdefault(tile_on(architecture), []).append(architecture.name)
+        rows += [[kernel, ", ".join(names), *map(str, tile)] for tile, names in alike.items()]
+    if not rows:
+        return []
+    about = (
+        f"GPU, {config['dim']} channels, {config['dtype']}: from the table of tiles (`gpu/tiles.py`), not autotuned."
+    )
+    header = ["Kernel", "Architectures", "Chunk", "Width", "num_warps", "num_stages"]
+    sections = ["## Kernel Configuration", about, markdown(header, rows)]
+    if suite in LINEAR_ATTENTION:
+        sections += ["CPU core:", markdown(["Parameter", "Value", "Notes"], [list(row) for row in NATIVE])]
+    return sections
+
+
+def _tiles(suite: str, config: dict[str, Any]) -> dict[str, Callable[[Architecture], Tile]]:
+    """A suite's kernels, and the tile that each has on an architecture."""
+    dim, dtype = config.get("dim", 128), DTYPES.get(config.get("dtype", ""), torch.bfloat16)
+
+    def walk(gradient: bool, small: bool) -> Callable[[Architecture], Tile]:
+        return lambda architecture: scan_tile(architecture, dim, dim, dtype, suite == "state", gradient, small)
+
+    if suite == "state":
+        return {"Chunk states": walk(False, False)}
+    if suite in LINEAR_ATTENTION:
+        return {
+            "Forward": walk(False, False),
+            "Backward, with a decay's gradient": walk(True, False),
+            'Backward of schedule="recompute"': walk(False, True),
+        }
+    return {}
 
 
 def shared_memory_budget(suite: str, inspected: list[KernelReport] | None) -> list[str]:
@@ -75,10 +86,11 @@ def shared_memory_budget(suite: str, inspected: list[KernelReport] | None) -> li
             heading,
             f"Not inspected for this report. It needs no GPU: {how}. What stands behind it: `docs/sram.md`.",
         ]
+    ours = [report for report in inspected if report["role"] == "kernel"]
     rows = []
     for recompute in (False, True):
         for arch in ARCHITECTURES:
-            those = [r for r in inspected if r["arch"] == arch and ("recompute" in r["kernel"]) == recompute]
+            those = [r for r in ours if r["arch"] == arch and ("recompute" in r["kernel"]) == recompute]
             if those:
                 most = max(those, key=lambda report: report["shared"])
                 share = f"{100 * most['shared'] / most['shared_limit']:.0f}%"

@@ -10,7 +10,7 @@ from fulmen.bench.report.kernels import KernelReport, kernel_configuration, shar
 from fulmen.bench.report.system import facts
 from fulmen.bench.report.texts import suite_text, variant
 from fulmen.bench.results import Results
-from fulmen.bench.tables import error_form, markdown, published_form, reason
+from fulmen.bench.tables import error_form, kind_of, markdown, published_form, reason
 
 NONE = "–"
 
@@ -81,27 +81,40 @@ def _benchmark_configuration(groups: list[Group], options: dict[str, Any]) -> st
 
 
 def _detailed(groups: list[Group]) -> list[str]:
-    parts = ["## Detailed Results", "Error: the largest against the float64 reference, relative to its largest value."]
+    legend = (
+        "Error: against the float64 reference, relative to its largest value, the larger of the passes. First call: "
+        "milliseconds of the first call of each pass, compilation included."
+    )
+    parts = ["## Detailed Results", legend]
     for group in groups:
         if len(groups) > 1:
             parts.append(f"### {group.label}")
-        header = ["Kernel", "SeqLen", "Fwd (ms)", "Bwd (ms)", "Total (ms)", "Speedup", "Error"]
+        header = ["Kernel", "SeqLen", "Fwd (ms)", "Bwd (ms)", "Total (ms)", "Speedup", "Error", "First call"]
         rows = [_detailed_row(group, n, column) for n in group.lengths for column in _by_speed(group)]
         parts.append(markdown(header, rows))
-        parts.append("\n".join(f"- {column}: {why}" for column, why in _why_missing(group)))
+        parts.append("\n".join(f"- {why}" for why in _why_missing(group)))
     return parts
 
 
-def _why_missing(group: Group) -> list[tuple[str, str]]:
-    """Columns that have cells without a time, with the reasons."""
-    cells = [cell for mode in group.modes for cell in group.tables["speed", mode].cells if cell.value is None]
-    return list(dict.fromkeys((cell.column, reason(cell)) for cell in cells))
+def _why_missing(group: Group) -> list[str]:
+    """A sentence for each column that has cells without a time, and each kind of reason."""
+    found: dict[tuple[str, str], dict[int, str]] = {}
+    for mode in group.modes:
+        for cell in group.tables["speed", mode].cells:
+            if cell.value is None:
+                found.setdefault((cell.column, kind_of(reason(cell))), {})[cell.n] = reason(cell)
+    sentences = []
+    for (column, kind), whys in found.items():
+        why = whys[min(whys)] if len({*whys.values()}) == 1 else kind
+        sentences.append(f"{column} at {', '.join(map(str, sorted(whys)))}: {why}")
+    return sentences
 
 
 def _detailed_row(group: Group, n: int, column: str) -> list[str]:
     cells = [group.cell("speed", mode, n, column) for mode in ("fwd", "bwd")]
     times = [NONE if cell is None or cell.value is None else f"{cell.value:.3f}" for cell in cells]
     errors = [cell.error for cell in cells if cell is not None and cell.error is not None]
+    first = [cell.first_call for cell in cells if cell is not None and cell.first_call is not None]
     total, speedup = group.total(n, column), _ratio(group.speedup(n, column))
     best = min((t for one in group.columns if (t := group.total(n, one)) is not None), default=None)
     return [
@@ -111,6 +124,7 @@ def _detailed_row(group: Group, n: int, column: str) -> list[str]:
         NONE if total is None else f"{total:.3f}",
         f"**{speedup}**" if total is not None and total == best and speedup != NONE else speedup,
         f"{max(errors):.1e}" if errors else NONE,
+        " + ".join(f"{time:.1f}" for time in first) or NONE,
     ]
 
 

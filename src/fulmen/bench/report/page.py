@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.resources import files
@@ -16,7 +15,7 @@ from fulmen.bench.report.groups import Group, groups_of
 from fulmen.bench.report.system import backend_lines, facts, machine
 from fulmen.bench.report.texts import suite_text, variant
 from fulmen.bench.results import Cell, Results, Table
-from fulmen.bench.tables import UNITS, published_form, reason
+from fulmen.bench.tables import UNITS, kind_of, published_form, reason
 
 
 def page(results: Results) -> str:
@@ -87,33 +86,30 @@ def _cell(cell: Cell) -> dict[str, Any]:
 
 
 def _published(table: Table) -> dict[str, Any] | None:
-    found = closest(table)
+    found = published.closest(table)
     if found is None:
         return None
     curves = {column: {n: row[column] for n, row in found.rows if column in row} for column in found.columns}
     return {"gpu": found.gpu, "title": found.title, "source": found.source, "curves": curves}
 
 
-def closest(table: Table) -> published.PublishedTable | None:
-    """The published table of the same figures, at the same sizes if there is one, else the nearest batch × heads."""
-
-    def work(config: dict[str, Any]) -> float:
-        return math.log(config.get("batch", 1) * config.get("heads", 1))
-
-    alike = (table.suite, table.metric, table.mode, table.section)
-    found = [one for one in published.tables() if (one.report, one.metric, one.mode, one.section) == alike]
-    return min(found, key=lambda one: abs(work(one.config) - work(table.config)), default=None)
-
-
 def _skipped(results: Results) -> list[dict[str, str]]:
-    """Every reason, and the cells it holds for."""
-    where: dict[str, dict[tuple[str, str], set[int]]] = {}
+    """Every reason, and the cells it holds for. Those that differ in what follows their colon are told together."""
+    alike: dict[str, dict[str, dict[tuple[str, str], set[int]]]] = {}
     for table, cell in _cells_without_value(results):
-        where.setdefault(reason(cell), {}).setdefault((table.suite, cell.column), set()).add(cell.n)
-    return [
-        {"reason": why, "cells": "; ".join(f"{suite} · {column} at {_list(n)}" for (suite, column), n in cells.items())}
-        for why, cells in where.items()
-    ]
+        why = reason(cell)
+        places = alike.setdefault(kind_of(why), {}).setdefault(why, {})
+        places.setdefault((table.suite, cell.column), set()).add(cell.n)
+    found = []
+    for kind, reasons in alike.items():
+        together = len(reasons) > 1
+        cells = [
+            f"{suite} · {column} at {_list(lengths)}" + (f" ({why.removeprefix(kind).strip(': ')})" if together else "")
+            for why, places in reasons.items()
+            for (suite, column), lengths in places.items()
+        ]
+        found.append({"reason": kind if together else next(iter(reasons)), "cells": "; ".join(cells)})
+    return found
 
 
 def _cells_without_value(results: Results) -> Iterator[tuple[Table, Cell]]:

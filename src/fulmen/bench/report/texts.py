@@ -1,8 +1,10 @@
-"""What the reports explain in words: the suites, their algorithms, and every column."""
+"""What the reports explain in words: the suites, their algorithms, and the merits of every column."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
+
+from fulmen.bench.suites import SUITES
 
 
 class Variant(NamedTuple):
@@ -23,7 +25,7 @@ _LINEAR = """\
 Forward:  O[c] = Q[c] @ S[c-1] + intra_chunk_attention
 where:    S[c] = decay(c) * S[c-1] + K[c]^T @ V[c]"""
 
-SUITES = {
+_TEXTS = {
     "state": SuiteText(
         "Chunk States",
         "The states that enter every chunk of 128 tokens, with a decay for each channel: chunk after chunk, or all "
@@ -80,88 +82,65 @@ SUITES = {
             "cache: K^T V (D × E) and Q K^T V (n × E) are kept for the backward, or recomputed in it",
         ),
     ),
-    "limits": SuiteText("The Limits of the Machine", "The kernels against what the machine can do.", "", "", ()),
 }
 
 _SOFTMAX = "O(n²) complexity"
-_TORCH_AUTOGRAD = Variant("torch, gradients by autograd", "Nothing to maintain", "Keeps what autograd keeps")
-_HAND_WRITTEN = Variant(
-    "torch, hand-written backward", "Chooses what is kept for the backward", "Several passes over memory"
-)
+_STATES = "One more pass over the states"
+_COMPILED = "Compilation"
 
-VARIANTS: dict[str, dict[str, Variant]] = {
+# Pros and cons of every column.
+_MERITS = {
     "state": {
-        "GLA": Variant(
-            "State function of flash-linear-attention (GPU), or its algorithm in torch", "Peer", "Decay on keys only"
-        ),
-        "LAVD_K": Variant(
-            "chunk_states, loop, decay per key channel", "Reads k, v once", "Few programs when heads are few"
-        ),
-        "LAVD_KV": Variant("chunk_states, loop, decay per key and value channel", "As LAVD_K", "Two decays to read"),
-        "LAVD_K_P": Variant(
-            "chunk_states, parallel, decay per key channel", "Fills the card", "Second pass over the states"
-        ),
-        "LAVD_KV_P": Variant(
-            "chunk_states, parallel, decay per key and value channel", "Fills the card", "Second pass over the states"
-        ),
+        "GLA": ("Peer", "Decay on keys only"),
+        "LAVD_K": ("Reads k and v once", "Few programs where heads are few"),
+        "LAVD_KV": ("Reads k and v once", "Two decays to read"),
+        "LAVD_K_P": ("Fills the machine", _STATES),
+        "LAVD_KV_P": ("Fills the machine", _STATES),
     },
     "lasd": {
-        "LASD_R": Variant("Constant decay, token by token", "Exact order of the recurrence", "No matrix products"),
-        "LASD_P": Variant(
-            "Constant decay, chunks in parallel", "O(n), matrix products only", "One state for each segment"
-        ),
-        "LAND_P": Variant("No decay, chunks in parallel", "The least work", "Never forgets"),
-        "LASD_PL": Variant(
-            "Learnable constant decay, chunks in parallel", "Gradient of the decay", "More work in the backward"
-        ),
-        "LASD3_P": Variant(
-            "Decay per token (Mamba-2), chunks in parallel", "Data-dependent decay", "Weights for each chunk"
-        ),
-        "Flash": Variant("flash-attn, or torch's softmax attention", "Well-optimised baseline", _SOFTMAX),
-        "LP": Variant("Lightning Attention-2, parallel", "The original", "Slower than LASD_P in the published tables"),
-        "LC": Variant("Lightning Attention-2, chunk loop", "The original, little memory", "Slow published backward"),
-        "GLA_K": Variant(
-            "Gated linear attention, decay per key channel", "Most expressive decay", "Decays as large as k"
-        ),
-        "GLA_S_K": Variant(
-            "Gated linear attention, decay per token", "Peer of LASD3_P", "States stored for each chunk"
-        ),
+        "LASD_R": ("The order of the recurrence", "No matrix products"),
+        "LASD_P": ("O(n), matrix products only", _STATES),
+        "LAND_P": ("The least work", "Never forgets"),
+        "LASD_PL": ("Gradient of the decay", "More work in the backward"),
+        "LASD3_P": ("Decay depends on the token", "Weights for each chunk"),
+        "Flash": ("Well-optimised baseline", _SOFTMAX),
+        "LP": ("The original algorithm", "Constant decay only"),
+        "LC": ("The original algorithm, no stored states", "Parallel over heads only"),
+        "GLA_K": ("A decay for each channel", "Decays as large as k"),
+        "GLA_S_K": ("Peer of LASD3_P", "Stores a state for each chunk"),
     },
     "la3": {
-        "LA3-Chunked": Variant(
-            "No decay, recompute-heavy backward in small tiles",
-            "Fits small shared memories",
-            "Reads more in the backward",
-        ),
-        "LA3-NoDecay": Variant("No decay, plain chunks", "Simple, fast", "Larger tiles in the backward"),
-        "LA3-Original": Variant("Constant decay, plain chunks", "Forgets", "Weights for each chunk"),
-        "FlashAttn-2": Variant("Flash Attention 2 (softmax attention)", "Well-optimised baseline", _SOFTMAX),
-        "PyTorch-SDPA": Variant("PyTorch scaled_dot_product_attention", "Standard baseline", _SOFTMAX),
+        "LA3-Chunked": ("Fits small shared memories", "Reads more in the backward"),
+        "LA3-NoDecay": ("Simple, fast", "Larger tiles in the backward"),
+        "LA3-Original": ("Forgets", "Weights for each chunk"),
+        "FlashAttn-2": ("Well-optimised baseline", _SOFTMAX),
+        "PyTorch-SDPA": ("Standard baseline", _SOFTMAX),
     },
     "tpa_decode": {
-        "trb": Variant("Fused, one program for each sample", "Factors read once for all heads", "Few programs"),
-        "trbh": Variant("Fused, one program for each sample and head", "Many programs", "Every head reads bk and bv"),
-        "trbn": Variant(
-            "Fused, slices of the cache, then a merge", "Fills the machine at any batch", "A second pass to merge"
-        ),
-        "to": Variant("Factorised, torch", "No kernel needed", "Scores go through memory"),
-        "toc": Variant("Factorised, torch.compile", "Fewer passes than to", "Compilation"),
-        "ton": Variant("Naive torch: builds q, k and v", "Simplest", "M · H · D numbers for keys and for values"),
-        "tonc": Variant("Naive torch, torch.compile", "Fewer passes than ton", "Compilation; still builds k and v"),
+        "trb": ("Factors are read once for all heads", "Few programs"),
+        "trbh": ("Many programs", "Every head reads bk and bv"),
+        "trbn": ("Fills the machine at any batch", "A second pass to merge"),
+        "to": ("No kernel needed", "Scores go through memory"),
+        "toc": ("Fewer passes over memory than to", _COMPILED),
+        "ton": ("Simplest", "Builds k and v of every head"),
+        "tonc": ("Fewer passes over memory than ton", f"{_COMPILED}; builds k and v of every head"),
     },
     "flao": {
-        "Lao Tor": _TORCH_AUTOGRAD,
-        "Lao Tor C": _TORCH_AUTOGRAD._replace(description="The same under torch.compile", cons="Compilation"),
-        "Flao Tor": _HAND_WRITTEN,
-        "Flao Tor C": _HAND_WRITTEN._replace(description="The same under torch.compile", cons="Compilation"),
-        "Flao Tri": Variant("The fused kernel", "Each tensor is read once", "A kernel to maintain"),
+        "Lao Tor": ("Nothing to maintain", "Keeps what autograd keeps"),
+        "Lao Tor C": ("Fewer passes over memory", _COMPILED),
+        "Flao Tor": ("Chooses what is kept for the backward", "Several passes over memory"),
+        "Flao Tor C": ("Chooses what is kept, fewer passes", _COMPILED),
+        "Flao Tri": ("Each tensor is read once", "A kernel to maintain"),
     },
 }
 
 
 def variant(suite: str, column: str) -> Variant:
-    return VARIANTS.get(suite, {}).get(column, Variant(column, "", ""))
+    """A column that is not known any more has its name for a description."""
+    columns = SUITES[suite].columns if suite in SUITES else []
+    about = next((known.about for known in columns if known.name == column), column)
+    return Variant(about, *_MERITS.get(suite, {}).get(column, ("", "")))
 
 
 def suite_text(suite: str) -> SuiteText:
-    return SUITES.get(suite, SuiteText(suite, "", "", "", ()))
+    return _TEXTS.get(suite, SuiteText(suite, "", "", "", ()))

@@ -1,4 +1,4 @@
-"""Output-gated, non-causal linear attention (report "flao"); its three sections differ in what is kept for the backward.
+"""Output-gated, non-causal linear attention (report "flao"). Its three sections differ in what the backward finds kept.
 
 Tensors are contiguous as ``[B, H, N, D]`` for the torch columns, as published; the fused one gets fulmen's own layout.
 """
@@ -11,34 +11,27 @@ from torch import Tensor
 
 import fulmen
 from fulmen.bench.compiled import Compiled
-from fulmen.bench.suite import PUBLISHED_LENGTHS, Column, Preset, Sizes, Suite, normal
+from fulmen.bench.suite import PUBLISHED_LENGTHS, Column, Input, Preset, Sizes, Suite
+from fulmen.output_gate import reference, torch_matmul
 
 GATED = ("q", "k", "v", "g")
 
 
 def _exact(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
-    return _autograd(*(x.transpose(1, 2) for x in (q, k, v, g))).transpose(1, 2)
+    return fulmen.output_gated_attention(q, k, v, g, backend="reference")
 
 
-def _autograd(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
-    return g * (q @ (k.mT @ v))
+def _by_hand(cache: tuple[str, ...]) -> Callable[..., Tensor]:
+    return lambda q, k, v, g: torch_matmul.attend(q, k, v, g, cache)
 
 
-def _gated(backend: str, cache: tuple[str, ...]) -> Callable[..., Tensor]:
-    return lambda q, k, v, g: fulmen.output_gated_attention(q, k, v, g, cache=cache, backend=backend)
-
-
-def _heads_first(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda *tensors: function(*(x.transpose(1, 2) for x in tensors)).transpose(1, 2)
-
-
-_COMPILED = Compiled(_autograd)
+_COMPILED = Compiled(reference.attend)
 
 
 def _columns(cache: tuple[str, ...]) -> tuple[Column, ...]:
-    by_hand = _heads_first(_gated("torch", cache))
+    by_hand = _by_hand(cache)
     return (
-        Column("Lao Tor", "torch, differentiated by autograd", GATED, _autograd, _exact, heads_first=True),
+        Column("Lao Tor", "torch, differentiated by autograd", GATED, reference.attend, _exact, heads_first=True),
         Column("Lao Tor C", "Lao Tor under torch.compile", GATED, _COMPILED, _exact, heads_first=True),
         Column("Flao Tor", "torch with a hand-written backward", GATED, by_hand, _exact, heads_first=True),
         Column("Flao Tor C", "Flao Tor under torch.compile", GATED, Compiled(by_hand), _exact, heads_first=True),
@@ -46,7 +39,10 @@ def _columns(cache: tuple[str, ...]) -> tuple[Column, ...]:
 
 
 def _fused(cache: tuple[str, ...]) -> Column:
-    return Column("Flao Tri", "the fused kernel of output_gated_attention", GATED, _gated("auto", cache), _exact)
+    def run(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
+        return fulmen.output_gated_attention(q, k, v, g, cache=cache)
+
+    return Column("Flao Tri", "the fused kernel of output_gated_attention", GATED, run, _exact)
 
 
 FLAO = Suite(
@@ -60,7 +56,7 @@ FLAO = Suite(
         "cache": _columns(("kv",)),
         "cache kv, qkv": _columns(("kv", "qkv")),
     },
-    inputs={name: normal("B N H D") for name in GATED},
+    inputs={name: Input("B N H D") for name in GATED},
     presets={
         "published": Preset((Sizes(12, 12, 128),), PUBLISHED_LENGTHS),
         "laptop": Preset((Sizes(2, 12, 128),), PUBLISHED_LENGTHS[:6]),

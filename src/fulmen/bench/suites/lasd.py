@@ -9,6 +9,7 @@ from torch import Tensor
 
 import fulmen
 from fulmen.baselines.gla import gla, simple_gla
+from fulmen.baselines.lightning2 import lightning2_chunk_loop, lightning2_parallel
 from fulmen.bench.peers import on_cuda, peer, why_missing
 from fulmen.bench.softmax import exact_softmax, flash
 from fulmen.bench.suite import (
@@ -30,10 +31,6 @@ def linear(schedule: str, backend: str = "auto") -> Callable[..., Tensor]:
         return fulmen.linear_attention(q, k, v, decay=decay, schedule=schedule, backend=backend)
 
     return run
-
-
-def _lightning2(name: str) -> Callable[..., Tensor]:
-    return lambda q, k, v, decay: peer(f"fulmen.baselines.lightning2.{name}")(q, k, v, decay)
 
 
 def _gla(q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
@@ -78,12 +75,8 @@ LASD = Suite(
                 fixed=("constant",),
             ),
             Column("LAND_P", 'no decay, schedule="parallel"', QKV, linear("parallel"), EXACT),
-            Column(
-                "LASD_PL", 'learnable decay, schedule="parallel"', (*QKV, "constant"), linear("parallel"), EXACT
-            ),
-            Column(
-                "LASD3_P", 'decay per token, schedule="parallel"', (*QKV, "by_token"), linear("parallel"), EXACT
-            ),
+            Column("LASD_PL", 'learnable decay, schedule="parallel"', (*QKV, "constant"), linear("parallel"), EXACT),
+            Column("LASD3_P", 'decay per token, schedule="parallel"', (*QKV, "by_token"), linear("parallel"), EXACT),
             Column(
                 "Flash",
                 "softmax attention: flash-attn on CUDA if installed, else the flash kernel of torch SDPA",
@@ -97,7 +90,7 @@ LASD = Suite(
                 "LP",
                 "Lightning Attention-2, all blocks in parallel: lightning2_parallel",
                 (*QKV, "constant"),
-                _lightning2("lightning2_parallel"),
+                lightning2_parallel,
                 EXACT,
                 fixed=("constant",),
             ),
@@ -105,7 +98,7 @@ LASD = Suite(
                 "LC",
                 "Lightning Attention-2, one loop over chunks: lightning2_chunk_loop",
                 (*QKV, "constant"),
-                _lightning2("lightning2_chunk_loop"),
+                lightning2_chunk_loop,
                 EXACT,
                 fixed=("constant",),
             ),
@@ -119,8 +112,8 @@ LASD = Suite(
             ),
             Column(
                 "GLA_S_K",
-                "decay per token: fla's chunk_simple_gla on CUDA; on CPU its naive chunk form if fla is installed, else "
-                "our torch form of its algorithm",
+                "decay per token: fla's chunk_simple_gla on CUDA; on CPU its naive chunk form if fla is installed, "
+                "else our torch form of its algorithm",
                 (*QKV, "by_token"),
                 _simple_gla,
                 EXACT,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import fulmen
 from fulmen.bench.compiled import Compiled
-from fulmen.bench.suite import PUBLISHED_LENGTHS, Column, Preset, Sizes, Suite, normal
+from fulmen.bench.suite import PUBLISHED_LENGTHS, Column, Input, Preset, Sizes, Suite
 from fulmen.tpa.problem import decode_of
 from fulmen.tpa.reference import naive
 from fulmen.tpa.torch_factorised import factorised
@@ -20,12 +20,12 @@ def _split(split: str, backend: str = "auto") -> Callable[..., Tensor]:
     return lambda *factors: fulmen.tpa_decode(*factors, split=split, backend=backend)
 
 
-def _naive(*factors: Tensor) -> Tensor:
-    return naive(decode_of(*factors))
+def _naive(aq: Tensor, ak: Tensor, av: Tensor, bq: Tensor, bk: Tensor, bv: Tensor) -> Tensor:
+    return naive(decode_of(aq, ak, av, bq, bk, bv))
 
 
-def _factorised(*factors: Tensor) -> Tensor:
-    return factorised(decode_of(*factors))
+def _factorised(aq: Tensor, ak: Tensor, av: Tensor, bq: Tensor, bk: Tensor, bv: Tensor) -> Tensor:
+    return factorised(decode_of(aq, ak, av, bq, bk, bv))
 
 
 TPA_DECODE = Suite(
@@ -46,12 +46,12 @@ TPA_DECODE = Suite(
         )
     },
     inputs={
-        "aq": normal("B 1 H R"),
-        "ak": normal("B N H"),
-        "av": normal("B N H"),
-        "bq": normal("B 1 R D"),
-        "bk": normal("B N D"),
-        "bv": normal("B N D"),
+        "aq": Input("B 1 H R"),
+        "ak": Input("B N H"),
+        "av": Input("B N H"),
+        "bq": Input("B 1 R D"),
+        "bk": Input("B N D"),
+        "bv": Input("B N D"),
     },
     presets={
         "published": Preset((Sizes(8, 32, 128, 16), Sizes(32, 32, 128, 16)), PUBLISHED_LENGTHS),

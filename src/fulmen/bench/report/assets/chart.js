@@ -110,10 +110,12 @@ function nameCurves(root, series, x, y, [top, bottom]) {
     const last = one.points.reduce((a, b) => (b.x > a.x ? b : a));
     return { name: one.name, color: one.color, x: x(last.x) + 9, y: y(last.y) };
   });
-  labels.sort((a, b) => a.y - b.y);
-  for (const [i, label] of labels.entries()) label.y = Math.max(label.y, top + 4, i ? labels[i - 1].y + 14 : 0);
-  for (let i = labels.length - 1; i >= 0; i--)
-    labels[i].y = Math.min(labels[i].y, i === labels.length - 1 ? bottom : labels[i + 1].y - 14);
+  for (const end of new Set(labels.map((label) => label.x))) {
+    const column = labels.filter((label) => label.x === end).sort((a, b) => a.y - b.y);
+    for (const [i, label] of column.entries()) label.y = Math.max(label.y, top + 4, i ? column[i - 1].y + 14 : 0);
+    for (let i = column.length - 1; i >= 0; i--)
+      column[i].y = Math.min(column[i].y, i === column.length - 1 ? bottom : column[i + 1].y - 14);
+  }
   for (const label of labels) {
     const text = svg("text", { class: "name", x: label.x, y: label.y + 4 }, label.name);
     text.style.fill = label.color;

@@ -133,8 +133,14 @@ function suitePanel(suite) {
   const describe = (name) => suite.columns.find((column) => column.name === name)?.about ?? "";
 
   function drawTable(found, group) {
-    const reasons = [];
-    const mark = (reason) => (reasons.includes(reason) ? reasons.indexOf(reason) : reasons.push(reason) - 1) + 1;
+    // Reasons that differ only after their colon share a mark, and their note tells of each.
+    const reasons = new Map();
+    const mark = (reason, where) => {
+      const kind = reason.split(":")[0];
+      reasons.set(kind, [...(reasons.get(kind) ?? []), { reason, text: `${where}${reason.slice(kind.length).replace(":", "")}` }]);
+      return [...reasons.keys()].indexOf(kind) + 1;
+    };
+    const note = ([kind, cells]) => (new Set(cells.map((cell) => cell.reason)).size === 1 ? cells[0].reason : `${kind}: ${cells.map((cell) => cell.text).join("; ")}`);
     const better = state.view === "speedup" ? Math.max : Math.min;
     const best = Object.fromEntries(found.lengths.map((n) => {
       const values = found.columns.map((column) => found.figure(column, n)?.value).filter(Boolean);
@@ -147,7 +153,10 @@ function suitePanel(suite) {
     const rows = sorted(found).map((name) => {
       const figuresOf = found.lengths.map((n) => {
         const cell = found.figure(name, n);
-        if (!cell?.value) return html("td", { class: "none", title: cell?.skipped ?? "not run" }, "–", html("sup", {}, String(mark(cell?.skipped ?? "not run"))));
+        if (!cell?.value) {
+          const why = cell?.skipped ?? "not run";
+          return html("td", { class: "none", title: why }, "–", html("sup", {}, String(mark(why, `${name} at ${n}`))));
+        }
         return html("td", { class: cell.value === best[n] && "best", title: explain(cell) }, number(cell.value));
       });
       const error = worst(found, name);
@@ -156,8 +165,8 @@ function suitePanel(suite) {
       return html("tr", { "data-column": name }, label, ...figuresOf);
     });
     table.replaceChildren(html("table", {}, html("thead", {}, html("tr", {}, ...head)), html("tbody", {}, ...rows)));
-    notes.hidden = reasons.length === 0;
-    notes.replaceChildren(html("ol", {}, ...reasons.map((reason) => html("li", {}, reason))));
+    notes.hidden = reasons.size === 0;
+    notes.replaceChildren(html("ol", {}, ...[...reasons].map((entry) => html("li", {}, note(entry)))));
   }
   function worst(found, column) {
     const errors = found.lengths.map((n) => found.figure(column, n)?.error).filter((error) => error !== undefined);

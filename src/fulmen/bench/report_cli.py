@@ -1,8 +1,9 @@
-"""`fulmen report`."""
+"""`fulmen report`. Beside the package that does it, which takes a second to import."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,11 @@ def add_command(commands: Any) -> None:
 def run_report(options: argparse.Namespace) -> None:
     from fulmen.bench.report import write
     from fulmen.bench.report.kernels import load_inspection
+    from fulmen.bench.report.plots import why_no_plots
     from fulmen.bench.results import load
 
     inspection = load_inspection(options.inspection) if options.inspection else None
     for path in write(load(options.results), options.out or options.results.parent, inspection):
         print(path)
+    if why_no_plots():
+        print(f"fulmen: {why_no_plots()}", file=sys.stderr)

@@ -1,0 +1,72 @@
+"""The memory tables of a GPU, without one: columns run on fake tensors, and Triton launches are recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fulmen.bench.compiled import Compiled
+from fulmen.bench.gate import one_line
+from fulmen.bench.plan import Options, Part, plan
+from fulmen.bench.results import Cell, Results
+from fulmen.bench.runner import new_results, now
+from fulmen.bench.suite import DTYPES, Column
+from fulmen.bench.workload import Material, Workload, bytes_of
+from fulmen.gpu.architectures import ARCHITECTURES
+from fulmen.gpu.dry_run import dry_run
+from fulmen.gpu.memory import Memory
+from fulmen.library import implementations
+
+ARCHITECTURE = "sm_80"  # of the A100 and the A800, where most published figures were taken
+MEBIBYTE = 1 << 20
+
+
+class OnTriton(TorchDispatchMode):
+    """fulmen's ops run their Triton backend, where fake tensors would only ask them for shapes."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "fulmen":
+            return implementations[func._opname](*args[:-1], "triton")
+        return func(*args, **(kwargs or {}))
+
+
+def rehearse(options: Options) -> Results:
+    """Memory tables only; a column that needs another package, or a compiler, says so."""
+    results = new_results(options)
+    for part in plan(options):
+        for table in part.tables(options.dtype, options.device):
+            if table.metric == "memory":
+                columns = [column for column in part.columns if column.name in table.columns]
+                for n in part.lengths:
+                    table.cells += [_cell(part, column, n, table.mode, options.dtype) for column in columns]
+                results.tables.append(table)
+    results.finished = now()
+    return results
+
+
+def _cell(part: Part, column: Column, n: int, mode: str, dtype: str) -> Cell:
+    if isinstance(column.function, Compiled):
+        return Cell(n, column.name, skipped="no dry run of what torch.compile makes")
+    if reason := column.unavailable("cuda"):
+        return Cell(n, column.name, skipped=reason)
+    try:
+        with dry_run(ARCHITECTURES[ARCHITECTURE]) as (_, memory), OnTriton():
+            return _weighed(Workload(column, Material(part.suite, part.sizes, n, DTYPES[dtype], "cpu")), memory, mode)
+    except Exception as failure:
+        return Cell(n, column.name, skipped=f"no dry run: {one_line(failure)}")
+
+
+def _weighed(workload: Workload, memory: Memory, mode: str) -> Cell:
+    """Split as in a real run."""
+    given = list(workload.inputs)
+    if mode == "bwd":
+        given.append(workload.cotangent)
+    before = memory.allocated
+    with memory.workspace() as beyond:
+        results = [workload.forward()] if mode == "fwd" else list(workload.backward())
+    total, inputs, outputs = before + beyond[0], bytes_of(given), bytes_of(results)
+    sizes = [round(size / MEBIBYTE, 6) for size in (total, inputs, outputs, total - inputs - outputs)]
+    cell = Cell(workload.material.n, workload.column.name, sizes[0])
+    cell.inputs, cell.outputs, cell.workspace = sizes[1:]
+    return cell

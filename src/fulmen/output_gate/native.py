@@ -1,0 +1,44 @@
+"""The CPU core's output gate (csrc/output_gate.cpp): describes a call to it, and nothing else."""
+
+from __future__ import annotations
+
+import struct
+
+import torch
+from torch import Tensor
+
+from fulmen import core as c
+from fulmen.output_gate.problem import Gated, Kept
+from fulmen.tensors import dense
+
+# The structs of csrc/fulmen.h. A problem ends with its workspace.
+_PROBLEM = "9q" + 4 * c.TENSOR + c.STATE + c.TENSOR + "2q"
+_FORWARD = struct.Struct("=" + _PROBLEM + c.TENSOR)
+_BACKWARD = struct.Struct("=" + _PROBLEM + 5 * c.TENSOR)
+
+
+def forward(p: Gated, output: Tensor, kept: Kept) -> None:
+    p = Gated(*map(dense, p))
+    _core().with_workspace("gate_forward", _FORWARD, _problem(p, kept), c.tensor(output))
+
+
+def backward(p: Gated, kept: Kept, grad: Tensor, grads: Gated) -> None:
+    p, grad = Gated(*map(dense, p)), dense(grad)
+    after = c.tensor(grad) + sum(map(c.tensor, grads), ())
+    _core().with_workspace("gate_backward", _BACKWARD, _problem(p, kept), after)
+
+
+def _problem(p: Gated, kept: Kept) -> c.Words:
+    batch, queries, heads, key_dim = p.q.shape
+    return (
+        *(c.ABI_VERSION, batch, queries, p.k.shape[1], heads, key_dim, p.v.shape[3]),
+        *(torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()),
+        *sum(map(c.tensor, p), ()),
+        *c.state(kept.kv),
+        *c.tensor(kept.qkv),
+    )
+
+
+def _core() -> c.Core:
+    assert c.core is not None, c.why_unavailable
+    return c.core
