@@ -84,3 +84,4 @@ def test_the_command(tmp_path):
     keys = "kernel role arch dtype D E decay shared shared_limit registers spills tensor_core_ops compile_seconds"
     assert set(keys.split()) <= set(reports[0])
     assert "0 spill" in result.stdout
+    assert "| kernel | sm_120 |" in result.stdout
