@@ -234,9 +234,8 @@ def run(archs: list[str], decays: list[str], kernel: str | None, everything: boo
         )
     spilling = sum(r.spills > 0 for r in table if r.role == "kernel")
     large = sum(r.shared > r.shared_limit for r in table)
-    print(
-        f"\nthe most of each, over all decays, dtypes and sizes: registers, KB of shared memory, spills\n{summary(table)}"
-    )
+    print("\nthe most of each, over all decays, dtypes and sizes: registers, KB of shared memory, spills")
+    print(summary(table))
     print(f"\n{len(table)} kernels: {spilling} spill, {large} need more shared memory than there is")
     if into is not None:
         into.write_text(json.dumps([asdict(r) for r in table], indent=1))
