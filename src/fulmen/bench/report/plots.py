@@ -53,11 +53,14 @@ def _write_plot(group: Group, path: Path) -> Path:
 
 
 def _label(axes: Any, group: Group, title: str) -> None:
+    from matplotlib.ticker import LogLocator
+
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(group.lengths, [str(n) for n in group.lengths])
     axes.set_xlabel(group.any_table.axis, color=INK)
     axes.set_title(title, fontsize=10, loc="left", color=INK)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.grid(color=GRID, linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
