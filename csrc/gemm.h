@@ -3,7 +3,7 @@
 // A matrix is kept in panels of 16 columns: element (r, c) stands at data[(c / 16) * stride + 16 * r + c % 16], and all
 // sizes are padded to multiples of 16. A panel is dense, so a column slice never maps to a few cache sets only, and
 // within a 16 x 16 block every offset is a compile-time constant. The left factor may be read as it stands or
-// transposed; the right factor always supplies its rows.
+// transposed; the right factor always supplies its rows, from a panel or from the caller's memory.
 //
 // Each element of a product is one chain of multiply-adds in the order of depth, whatever the tile: how the work is
 // split over rows and columns never changes a bit.
@@ -51,10 +51,24 @@ struct Transposed {
     Transposed(Panels x) : data(x.data), stride(x.stride) {}
 };
 
-// left * right for one panel of right.
-template <class Left> struct Product {
+// Sixteen columns of the right factor: a panel, or rows in the caller's memory.
+struct Panel {
+    const float *data;
+    FULMEN_MEMBER const float *row(int depth) const { return data + depth * kPanel; }
+    FULMEN_MEMBER void next_depth() { data += kBlock; }
+    Panel(const float *panel) : data(panel) {}
+};
+struct Columns {
+    const float *data;
+    int64_t stride;
+    FULMEN_MEMBER const float *row(int depth) const { return data + depth * stride; }
+    FULMEN_MEMBER void next_depth() { data += kPanel * stride; }
+};
+
+// left * right for sixteen columns of right.
+template <class Left, class Right = Panel> struct Product {
     Left left;
-    const float *right;
+    Right right;
     int64_t depth;  // in blocks
 };
 
@@ -92,17 +106,17 @@ struct Scale {
     }
 };
 
-template <int Row, int Column, int Rows, int Vecs, class Left>
-FULMEN_INLINE void accumulate(Vec (&acc)[Rows][Vecs], int64_t block, const Product<Left> &product) {
+template <int Row, int Column, int Rows, int Vecs, class Left, class Right>
+FULMEN_INLINE void accumulate(Vec (&acc)[Rows][Vecs], int64_t block, const Product<Left, Right> &product) {
     const int64_t next = product.left.next_depth();
     const float *a = product.left.rows(block);
-    const float *b = product.right + Column;
-    for (int64_t p = 0; p < product.depth; ++p, a += next, b += kBlock) {
+    Right b = product.right;
+    for (int64_t p = 0; p < product.depth; ++p, a += next, b.next_depth()) {
 #pragma GCC unroll 16
         for (int k = 0; k < kPanel; ++k) {
             Vec right[Vecs];
 #pragma GCC unroll 4
-            for (int v = 0; v < Vecs; ++v) right[v] = load(b + k * kPanel + v * kLanes);
+            for (int v = 0; v < Vecs; ++v) right[v] = load(b.row(k) + Column + v * kLanes);
 #pragma GCC unroll 16
             for (int r = 0; r < Rows; ++r) {
                 Vec left = broadcast(a[Left::offset(Row + r, k)]);

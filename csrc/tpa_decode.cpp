@@ -228,27 +228,40 @@ private:
         prefetch(av, first, count, call.value_rank * active, part, parts);
     }
 
-    // Adds the weighed values, and meanwhile asks for the tokens that come next.
     void collect(int64_t first, int64_t count, int64_t next_count, Partial &result) {
-        const int64_t rows = blocks(count), tiles = blocks(call.value_features) * blocks(heads);
         for (int64_t rank = 0; rank < call.value_rank; ++rank) {
             pack_heads(av.from(0, rank), call.av.stride_head, first, count, factor);
             for (int64_t p = 0; p < blocks(heads); ++p)
-                for (int64_t x = 0; x < rows * kBlock; x += kLanes) {
+                for (int64_t x = 0; x < blocks(count) * kBlock; x += kLanes) {
                     float *value = factor.panel(p) + x;
                     store(value, load(value) * load(weights.panel(p) + x));
                 }
-            pack_rows(bv.from(0, rank * call.bv.stride_head), first, count, call.value_features, features);
-            for (int64_t tile = 0; tile < tiles; ++tile) {
-                const int64_t p = tile / blocks(heads), head_block = tile % blocks(heads);
-                const Product<Transposed> product{factor, features.panel(p), rows};
-                if (rank == 0) {
-                    expect(first + count, next_count, tile, tiles);
-                    multiply_block<0, 0>(result.output.panel(p), head_block, Scale{result.weight, nullptr}, product);
-                } else {
-                    multiply_block<0, 0>(result.output.panel(p), head_block, Add(), product);
-                }
+            const Rows rows = bv.from(0, rank * call.bv.stride_head);
+            const int64_t expected = rank == 0 ? next_count : 0;
+            // Whole blocks of float32 are read where they are.
+            if (rows.dtype == FULMEN_FLOAT32 && count % kPanel == 0 && call.value_features % kPanel == 0) {
+                const float *values = (const float *)rows.row(first);
+                add(rank, first, count, expected, result,
+                    [&](int64_t p) { return Columns{values + p * kPanel, rows.stride}; });
+            } else {
+                pack_rows(rows, first, count, call.value_features, features);
+                add(rank, first, count, expected, result, [&](int64_t p) { return Panel(features.panel(p)); });
             }
+        }
+    }
+
+    // Adds the weighed values of one rank, and meanwhile asks for the tokens that come next.
+    template <class Values>
+    void add(int64_t rank, int64_t first, int64_t count, int64_t next_count, Partial &result, Values values) const {
+        const int64_t tiles = blocks(call.value_features) * blocks(heads);
+        for (int64_t tile = 0; tile < tiles; ++tile) {
+            const int64_t p = tile / blocks(heads), head_block = tile % blocks(heads);
+            const Product<Transposed, decltype(values(p))> product{factor, values(p), blocks(count)};
+            expect(first + count, next_count, tile, tiles);
+            if (rank == 0)
+                multiply_block<0, 0>(result.output.panel(p), head_block, Scale{result.weight, nullptr}, product);
+            else
+                multiply_block<0, 0>(result.output.panel(p), head_block, Add(), product);
         }
     }
 };
