@@ -112,16 +112,33 @@ struct Chunk {
 
 int64_t row_blocks(int64_t count) { return (count + kPanel - 1) / kPanel; }
 
+// Rows that are needed soon: the cache is asked for them share by share while a product is computed.
+template <int Count> struct Soon {
+    struct Tokens {
+        Rows rows;
+        int64_t features, first, count;
+    } tokens[Count];
+    FULMEN_MEMBER void ask(int64_t part, int64_t parts) const {
+        for (const Tokens &x : tokens) prefetch(x.rows, x.first, x.count, x.features, part, parts);
+    }
+};
+
 // result = left * right, for the rows of a chunk.
-void multiply_rows(const Chunk &result, const Chunk &left, Panels right, int64_t count) {
-    for (int64_t p = 0; p < result.blocks(); ++p)
+template <int Count>
+void multiply_rows(const Chunk &result, const Chunk &left, Panels right, int64_t count, const Soon<Count> &soon) {
+    for (int64_t p = 0; p < result.blocks(); ++p) {
+        soon.ask(p, result.blocks());
         multiply(result.panel(p), row_blocks(count), Zero{}, Product<AsStored>{left.panels, right.panel(p), left.blocks()});
+    }
 }
 
 // sum += left^T right, over the rows of two chunks.
-void add_outer(Panels sum, const Chunk &left, const Chunk &right, int64_t count) {
-    for (int64_t p = 0; p < right.blocks(); ++p)
+template <int Count>
+void add_outer(Panels sum, const Chunk &left, const Chunk &right, int64_t count, const Soon<Count> &soon) {
+    for (int64_t p = 0; p < right.blocks(); ++p) {
+        soon.ask(p, right.blocks());
         multiply(sum.panel(p), left.blocks(), Add{}, Product<Transposed>{left.panels, right.panel(p), row_blocks(count)});
+    }
 }
 
 // result = a * b, element by element; result may be either.
@@ -133,8 +150,10 @@ void multiply_elements(const Chunk &result, const Chunk &a, const Chunk &b, int6
 
 void clear(Panels sum, const Plan &plan) { memset(sum.data, 0, 4 * (size_t)plan.matrix()); }
 
+// f(first token, count, count of the next chunk) for the chunks of a segment.
 template <class F> void for_each_chunk(Segment segment, F f) {
-    for (int64_t t = segment.first; t < segment.last; t += kRows) f(t, smaller(kRows, segment.last - t));
+    for (int64_t t = segment.first; t < segment.last; t += kRows)
+        f(t, smaller(kRows, segment.last - t), smaller(kRows, segment.last - t - kRows));
 }
 
 // ---- the walks ----
@@ -146,10 +165,11 @@ struct KeySum {
     void walk(const Plan &plan, int64_t head, Segment segment, Panels kv) const {
         const Rows keys = plan.rows(plan.p.k, head), values = plan.rows(plan.p.v, head);
         clear(kv, plan);
-        for_each_chunk(segment, [&](int64_t t, int64_t count) {
+        for_each_chunk(segment, [&](int64_t t, int64_t count, int64_t next) {
             k.load(keys, t, count);
             v.load(values, t, count);
-            add_outer(kv, k, v, count);
+            add_outer(kv, k, v, count,
+                      Soon<2>{{{keys, k.features, t + kRows, next}, {values, v.features, t + kRows, next}}});
         });
     }
 };
@@ -162,9 +182,13 @@ struct Answer {
     void walk(const Plan &plan, const fulmen_tensor &output, int64_t head, Segment segment, Panels kv) const {
         const Rows queries = plan.rows(plan.p.q, head), gates = plan.rows(plan.p.g, head);
         const Rows kept = plan.rows(plan.p.qkv, head), results = plan.rows(output, head);
-        for_each_chunk(segment, [&](int64_t t, int64_t count) {
+        for_each_chunk(segment, [&](int64_t t, int64_t count, int64_t next) {
             q.load(queries, t, count);
-            multiply_rows(o, q, kv, count);
+            multiply_rows(o, q, kv, count,
+                          Soon<4>{{{gates, g.features, t, count},
+                                   {results, o.features, t, count},
+                                   {kept, o.features, t, count},
+                                   {queries, q.features, t + kRows, next}}});
             if (kept.present()) o.store(kept, t, count);
             g.load(gates, t, count);
             multiply_elements(o, o, g, count);
@@ -188,20 +212,26 @@ struct QueryGradient {
         const Rows kept = plan.rows(plan.p.qkv, head), grads = plan.rows(call.grad_output, head);
         const Rows dqs = plan.rows(call.dq, head), dgs = plan.rows(call.dg, head);
         clear(dkv, plan);
-        for_each_chunk(segment, [&](int64_t t, int64_t count) {
+        for_each_chunk(segment, [&](int64_t t, int64_t count, int64_t next) {
             q.load(queries, t, count);
             grad.load(grads, t, count);
             if (kept.present())
                 qkv.load(kept, t, count);
             else
-                multiply_rows(qkv, q, kv, count);
+                multiply_rows(qkv, q, kv, count, Soon<1>{{{dgs, g.features, t, count}}});
             multiply_elements(qkv, grad, qkv, count);
             qkv.store(dgs, t, count);
             g.load(gates, t, count);
             multiply_elements(g, grad, g, count);
-            multiply_rows(dq, g, kv_transposed, count);
+            multiply_rows(dq, g, kv_transposed, count,
+                          Soon<3>{{{dqs, q.features, t, count},
+                                   {queries, q.features, t + kRows, next},
+                                   {grads, g.features, t + kRows, next}}});
             dq.store(dqs, t, count);
-            add_outer(dkv, q, g, count);
+            add_outer(dkv, q, g, count,
+                      Soon<3>{{{dgs, g.features, t + kRows, next},
+                               {gates, g.features, t + kRows, next},
+                               {kept, g.features, t + kRows, next}}});
         });
     }
 };
@@ -218,12 +248,14 @@ struct KeyGradient {
               Panels dkv_transposed) const {
         const Rows keys = plan.rows(plan.p.k, head), values = plan.rows(plan.p.v, head);
         const Rows dks = plan.rows(call.dk, head), dvs = plan.rows(call.dv, head);
-        for_each_chunk(segment, [&](int64_t t, int64_t count) {
+        for_each_chunk(segment, [&](int64_t t, int64_t count, int64_t next) {
             k.load(keys, t, count);
             v.load(values, t, count);
-            multiply_rows(dk, v, dkv_transposed, count);
+            multiply_rows(dk, v, dkv_transposed, count,
+                          Soon<2>{{{dks, k.features, t, count}, {keys, k.features, t + kRows, next}}});
             dk.store(dks, t, count);
-            multiply_rows(dv, k, dkv, count);
+            multiply_rows(dv, k, dkv, count,
+                          Soon<2>{{{dvs, v.features, t, count}, {values, v.features, t + kRows, next}}});
             dv.store(dvs, t, count);
         });
     }
