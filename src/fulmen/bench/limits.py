@@ -89,9 +89,11 @@ def nominal_flops(length: int, heads: int) -> int:
 def run(json_path: Path | None) -> None:
     if core.core is None:
         raise RuntimeError(core.why_unavailable)
+    from fulmen.bench.limits_gate import output_gate
+
     facts = environment()
     print(describe(facts))
-    parts = (forward, training, long_sequences, one_head, growth, decoding, small_call, states)
+    parts = (forward, training, long_sequences, one_head, growth, decoding, small_call, states, output_gate)
     figures: list[Figure] = []
     with Steps(1 + len(parts)) as steps, torch.no_grad():
         steps.begin("the machine")

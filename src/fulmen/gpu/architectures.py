@@ -46,6 +46,8 @@ ARCHITECTURES = {
 }
 # The decays that kernels are inspected with, the published ones; "learnable" is "constant" with a gradient.
 DECAYS = ("none", "constant", "learnable", "token", "key", "key+value")
+# The output gate, which has none, stands in their place.
+GATE = "gate"
 # Compute capabilities without an entry of their own, by what they share with one: mostly the shared memory.
 _SAME_AS = {86: "sm_120", 87: "sm_80", 89: "sm_120", 103: "sm_100", 121: "sm_120"}
 

@@ -24,8 +24,9 @@ from fulmen.gpu.architectures import Architecture, pretend
 from fulmen.linear_attention.triton.recurrent import recur
 from fulmen.linear_attention.triton.scan import scan
 from fulmen.linear_attention.triton.states import fold, sum_segments, summarise
+from fulmen.output_gate.triton import multiply_rows, sum_outer
 
-KERNELS: tuple[Any, ...] = (scan, summarise, fold, sum_segments, recur)
+KERNELS: tuple[Any, ...] = (scan, summarise, fold, sum_segments, recur, sum_outer, multiply_rows)
 
 
 class Launch(NamedTuple):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fulmen.gpu.architectures import ARCHITECTURES, Architecture, interpreted
+from fulmen.gpu.architectures import ARCHITECTURES, GATE, Architecture, interpreted
 
 TENSOR_CORE_OPS = re.compile(r"\bmma\.sync|\bwgmma\.mma_async|\btcgen05\.mma\b|\bv_mfma_")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -73,14 +73,18 @@ def inspect(chosen: list[Task], kernels: str | None, processes: int) -> Iterable
 def run_task(task: Task, kernels: str | None = None) -> list[Report]:
     # Before triton is imported. What it compiled stays there, so a second run only reads.
     os.environ.setdefault("TRITON_CACHE_DIR", str(CACHE / "triton"))
+    from fulmen.gpu import workloads, workloads_gate
     from fulmen.gpu.dry_run import compiled, dry_run
-    from fulmen.gpu.workloads import labelled_launches
 
     architecture = ARCHITECTURES[task.arch]
     reports = []
     started = time.perf_counter()
     with dry_run(architecture) as (launches, _):
-        found = labelled_launches(launches, task.decay, DTYPES[task.dtype], task.D, task.E)
+        size = DTYPES[task.dtype], task.D, task.E
+        if task.decay == GATE:
+            found = workloads_gate.labelled_launches(launches, *size)
+        else:
+            found = workloads.labelled_launches(launches, task.decay, *size)
         seconds = (time.perf_counter() - started) / max(len(found), 1)
         by_hash = compiled()
         for name, launch in found.items():

@@ -3,8 +3,8 @@
     sum_outer        Σ_t x_t y_tᵀ        kv (k, v) and dkv (q, do ⊙ g)
     multiply_rows    x·A                 qkv and o, or dg (q, kv), dq (do ⊙ g, kvᵀ), dk (v, dkvᵀ), dv (k, dkv)
 
-The tokens of a sum are cut into segments, as few as fill the card, whose sums are added up in order: no atomics, and the
-same call gives the same bits. Products are as exact as in linear attention
+The tokens of a sum are cut into segments, as few as fill the card, whose sums are added up in order: no atomics, and
+the same call gives the same bits. Products are as exact as in linear attention
 (:mod:`fulmen.linear_attention.triton.products`): kv and dkv are float32 and enter a product as two bfloat16 terms.
 """
 
@@ -36,8 +36,16 @@ class Tile(NamedTuple):
 
 
 # Chosen by compiling for every architecture (`fulmen inspect`): the largest that spill nothing in bfloat16 and float16.
-SUM_TILE = {torch.bfloat16: Tile(32, 128, 64, 8), torch.float16: Tile(32, 128, 64, 8), torch.float32: Tile(16, 64, 64, 8)}
-ROWS_TILE = {torch.bfloat16: Tile(64, 64, 64, 4), torch.float16: Tile(64, 64, 64, 4), torch.float32: Tile(32, 32, 64, 4)}
+SUM_TILE = {
+    torch.bfloat16: Tile(32, 128, 64, 8),
+    torch.float16: Tile(32, 128, 64, 8),
+    torch.float32: Tile(16, 64, 64, 8),
+}
+ROWS_TILE = {
+    torch.bfloat16: Tile(64, 64, 64, 8),
+    torch.float16: Tile(64, 64, 64, 8),
+    torch.float32: Tile(32, 32, 64, 8),
+}
 
 
 @on_its_device
