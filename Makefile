@@ -34,7 +34,7 @@ test: setup
 test-isa: setup
 	@for isa in $$($(RUN)/python -c 'from fulmen.core import core; print(*(core.builds if core else [])[1:])'); do \
 	    echo "FULMEN_ISA=$$isa"; \
-	    FULMEN_ISA=$$isa $(RUN)/pytest -n 2 -q -k native tests/linear_attention tests/tpa || exit 1; \
+	    FULMEN_ISA=$$isa $(RUN)/pytest -n 2 -q -k native tests/linear_attention tests/tpa tests/output_gate || exit 1; \
 	done
 
 # Every test of a backend, on the Triton kernels in the interpreter.

@@ -5,8 +5,13 @@
 //
 // Two walks over the tokens of a head, each way: one that sums a D x E matrix, and one that multiplies rows by such a
 // matrix, which stays in the L2 cache. Rows are converted and packed once in each walk, and every result is written
-// once. The tokens of few heads are cut into segments, whose sums are added up in order; how many depends on the call's
-// sizes alone, so that bits do not depend on the number of threads.
+// once. Where heads interleave in memory, a few neighbours walk together and take turns, chunk by chunk: their rows share
+// pages, and looking up an address costs more than reading what is there.
+//
+// The tokens of few heads are cut into segments, whose sums are added up in order; how many depends on the call's sizes
+// alone, so that bits do not depend on the number of threads.
+#include <initializer_list>
+
 #include "kernels.h"
 #include "parallel.h"
 #include "views.h"
@@ -15,9 +20,10 @@ namespace fulmen {
 namespace FULMEN_ISA {
 namespace {
 
-constexpr int64_t kRows = 32;                 // tokens packed at once
-constexpr int64_t kTasks = 64;                // heads are cut into segments up to about this many tasks,
-constexpr int64_t kShortestSegment = 512;     // of at least so many tokens
+constexpr int64_t kRows = 32;              // tokens packed at once
+constexpr int64_t kTogether = 4;           // heads that walk together, at most
+constexpr int64_t kTasks = 64;             // heads are cut into segments up to about this many tasks,
+constexpr int64_t kShortestSegment = 512;  // of at least so many tokens
 
 struct Segment {
     int64_t first, last;
@@ -37,23 +43,21 @@ struct Cut {
     }
 };
 
-// The memory of one call: for each head of a round the sums of its segments and the transpose of a whole sum, and for
-// each thread a chunk of rows of every operand.
+// How a call is cut. Heads are taken in rounds, so that the workspace does not grow with their number.
 struct Plan {
     const fulmen_gate_problem &p;
     Cut queries, keys;
-    int64_t heads, round, threads;  // heads are taken in rounds, so that the workspace does not grow with them
+    int64_t heads, threads, round;
 
     Plan(const fulmen_gate_problem &p, double products) : p(p), queries(p, p.queries), keys(p, p.keys) {
         heads = p.batch * p.heads;
-        const double tokens = (double)heads * (double)(p.queries + p.keys);
-        threads = worthwhile_threads(p.threads, 2 * products * tokens * (double)(p.key_features * p.value_features));
+        const double pairs = (double)heads * (double)(p.queries + p.keys) * (double)(p.key_features * p.value_features);
+        threads = worthwhile_threads(p.threads, 2 * products * pairs);
         round = smaller(heads, larger(kTasks, 4 * p.threads));
     }
-    int64_t batch(int64_t head) const { return head / p.heads; }
-    Rows rows(const fulmen_tensor &x, int64_t head) const { return rows_of(x, batch(head), head % p.heads); }
-    int64_t matrix() const { return larger(panels_size(p.key_features, p.value_features),
-                                           panels_size(p.value_features, p.key_features)); }
+    int64_t matrix() const {
+        return larger(panels_size(p.key_features, p.value_features), panels_size(p.value_features, p.key_features));
+    }
 };
 
 // A matrix for each segment of each head of a round; a head's own is its first segment's, once they are added up.
@@ -99,29 +103,43 @@ struct Chunk {
     Chunk(Arena &arena, int64_t features) : panels(arena.panels(kRows, features)), features(features) {}
     int64_t blocks() const { return padded(features) / kPanel; }
     float *panel(int64_t p) const { return panels.panel(p); }
-    void load(Rows rows, int64_t first, int64_t count) const {
-        for (int64_t r = 0; r < count; r += kPanel)
-            pack(rows, first + r, smaller<int64_t>(kPanel, count - r), features, block(r));
+    void load(Rows rows, int64_t count) const {
+        for (int64_t r = 0; r < count; r += kPanel) pack(rows, r, smaller<int64_t>(kPanel, count - r), features, block(r));
     }
-    void store(Rows rows, int64_t first, int64_t count) const {
+    void store(Rows rows, int64_t count) const {
         for (int64_t r = 0; r < count; r += kPanel)
-            unpack(block(r), first + r, smaller<int64_t>(kPanel, count - r), features, rows);
+            unpack(block(r), r, smaller<int64_t>(kPanel, count - r), features, rows);
     }
     Panels block(int64_t row) const { return {panels.data + row * kPanel, panels.stride}; }
 };
 
+// Rows that are needed soon: the cache is asked for them share by share while a product is computed.
+struct Soon {
+    Rows rows;
+    int64_t features, count;
+};
+typedef std::initializer_list<Soon> Prefetches;
+
+FULMEN_INLINE void ask_for(Prefetches list, int64_t part, int64_t parts) {
+    for (const Soon &x : list) prefetch(x.rows, 0, x.count, x.features, part, parts);
+}
+
 int64_t row_blocks(int64_t count) { return (count + kPanel - 1) / kPanel; }
 
 // result = left * right, for the rows of a chunk.
-void multiply_rows(const Chunk &result, const Chunk &left, Panels right, int64_t count) {
-    for (int64_t p = 0; p < result.blocks(); ++p)
+void multiply_rows(const Chunk &result, const Chunk &left, Panels right, int64_t count, Prefetches soon) {
+    for (int64_t p = 0; p < result.blocks(); ++p) {
+        ask_for(soon, p, result.blocks());
         multiply(result.panel(p), row_blocks(count), Zero{}, Product<AsStored>{left.panels, right.panel(p), left.blocks()});
+    }
 }
 
 // sum += left^T right, over the rows of two chunks.
-void add_outer(Panels sum, const Chunk &left, const Chunk &right, int64_t count) {
-    for (int64_t p = 0; p < right.blocks(); ++p)
+void add_outer(Panels sum, const Chunk &left, const Chunk &right, int64_t count, Prefetches soon) {
+    for (int64_t p = 0; p < right.blocks(); ++p) {
+        ask_for(soon, p, right.blocks());
         multiply(sum.panel(p), left.blocks(), Add{}, Product<Transposed>{left.panels, right.panel(p), row_blocks(count)});
+    }
 }
 
 // result = a * b, element by element; result may be either.
@@ -131,184 +149,177 @@ void multiply_elements(const Chunk &result, const Chunk &a, const Chunk &b, int6
             store(result.panel(p) + x, load(a.panel(p) + x) * load(b.panel(p) + x));
 }
 
-void clear(Panels sum, const Plan &plan) { memset(sum.data, 0, 4 * (size_t)plan.matrix()); }
+// Some tokens of one head of a round.
+struct Stretch {
+    int64_t head, first, count;
+};
 
-template <class F> void for_each_chunk(Segment segment, F f) {
-    for (int64_t t = segment.first; t < segment.last; t += kRows) f(t, smaller(kRows, segment.last - t));
-}
+// One segment of `heads` neighbours from `head` on.
+struct Walk {
+    int64_t head, heads, index;
+    Segment segment;
 
-// ---- the walks ----
-
-// The keys, for kv.
-struct KeySum {
-    Chunk k, v;
-    KeySum(Arena &arena, const fulmen_gate_problem &p) : k(arena, p.key_features), v(arena, p.value_features) {}
-    void walk(const Plan &plan, int64_t head, Segment segment, Panels kv) const {
-        const Rows keys = plan.rows(plan.p.k, head), values = plan.rows(plan.p.v, head);
-        clear(kv, plan);
-        for_each_chunk(segment, [&](int64_t t, int64_t count) {
-            k.load(keys, t, count);
-            v.load(values, t, count);
-            add_outer(kv, k, v, count);
-        });
+    // f(this stretch, the next one)
+    template <class F> void for_each_stretch(F f) const {
+        for (int64_t t = segment.first; t < segment.last; t += kRows)
+            for (int64_t h = head; h < head + heads; ++h) {
+                const Stretch now{h, t, smaller(kRows, segment.last - t)};
+                const Stretch later{head, t + kRows, smaller(kRows, segment.last - t - kRows)};
+                f(now, h + 1 < head + heads ? Stretch{h + 1, now.first, now.count} : later);
+            }
     }
 };
 
-// The queries, for the output.
-struct Answer {
-    Chunk q, g, o;
-    Answer(Arena &arena, const fulmen_gate_problem &p)
-        : q(arena, p.key_features), g(arena, p.value_features), o(arena, p.value_features) {}
-    void walk(const Plan &plan, const fulmen_tensor &output, int64_t head, Segment segment, Panels kv) const {
-        const Rows queries = plan.rows(plan.p.q, head), gates = plan.rows(plan.p.g, head);
-        const Rows kept = plan.rows(plan.p.qkv, head), results = plan.rows(output, head);
-        for_each_chunk(segment, [&](int64_t t, int64_t count) {
-            q.load(queries, t, count);
-            multiply_rows(o, q, kv, count);
-            if (kept.present()) o.store(kept, t, count);
-            g.load(gates, t, count);
-            multiply_elements(o, o, g, count);
-            o.store(results, t, count);
-        });
-    }
-};
-
-// The queries, for dg, dq and dkv. kv is read only where q kv was not kept.
-struct QueryGradient {
-    Chunk q, dq, g, grad, qkv;
-    QueryGradient(Arena &arena, const fulmen_gate_problem &p)
-        : q(arena, p.key_features),
-          dq(arena, p.key_features),
-          g(arena, p.value_features),
-          grad(arena, p.value_features),
-          qkv(arena, p.value_features) {}
-    void walk(const Plan &plan, const fulmen_gate_backward_call &call, int64_t head, Segment segment, Panels kv,
-              Panels kv_transposed, Panels dkv) const {
-        const Rows queries = plan.rows(plan.p.q, head), gates = plan.rows(plan.p.g, head);
-        const Rows kept = plan.rows(plan.p.qkv, head), grads = plan.rows(call.grad_output, head);
-        const Rows dqs = plan.rows(call.dq, head), dgs = plan.rows(call.dg, head);
-        clear(dkv, plan);
-        for_each_chunk(segment, [&](int64_t t, int64_t count) {
-            q.load(queries, t, count);
-            grad.load(grads, t, count);
-            if (kept.present())
-                qkv.load(kept, t, count);
-            else
-                multiply_rows(qkv, q, kv, count);
-            multiply_elements(qkv, grad, qkv, count);
-            qkv.store(dgs, t, count);
-            g.load(gates, t, count);
-            multiply_elements(g, grad, g, count);
-            multiply_rows(dq, g, kv_transposed, count);
-            dq.store(dqs, t, count);
-            add_outer(dkv, q, g, count);
-        });
-    }
-};
-
-// The keys, for dk and dv.
-struct KeyGradient {
-    Chunk k, v, dk, dv;
-    KeyGradient(Arena &arena, const fulmen_gate_problem &p)
-        : k(arena, p.key_features),
-          v(arena, p.value_features),
-          dk(arena, p.key_features),
-          dv(arena, p.value_features) {}
-    void walk(const Plan &plan, const fulmen_gate_backward_call &call, int64_t head, Segment segment, Panels dkv,
-              Panels dkv_transposed) const {
-        const Rows keys = plan.rows(plan.p.k, head), values = plan.rows(plan.p.v, head);
-        const Rows dks = plan.rows(call.dk, head), dvs = plan.rows(call.dv, head);
-        for_each_chunk(segment, [&](int64_t t, int64_t count) {
-            k.load(keys, t, count);
-            v.load(values, t, count);
-            multiply_rows(dk, v, dkv_transposed, count);
-            dk.store(dks, t, count);
-            multiply_rows(dv, k, dkv, count);
-            dv.store(dvs, t, count);
-        });
-    }
-};
-
-// ---- a call ----
-
-// Bytes of chunks that a thread needs: those of the walk with the most operands.
-int64_t chunk_bytes(const fulmen_gate_problem &p) {
-    Arena counting(nullptr);
-    QueryGradient(counting, p);
-    return counting.bytes();
-}
-
-// What one round of heads has in memory, with or without what only the backward needs.
-struct Round {
-    const Plan &plan;
-    Arena arena;
-    Sums kv, dkv;
-    Transposes transposed;
-    int64_t first = 0, count = 0;
+// One round of heads: its memory, with or without what only the backward needs, and its walks.
+class Round {
+public:
+    int64_t first = 0, count = 0;  // heads
 
     Round(const Plan &plan, bool backward)
         : plan(plan),
+          p(plan.p),
           arena(plan.p.workspace),
           kv(arena, plan, plan.keys.count),
           dkv(arena, plan, backward ? plan.queries.count : 0),
           transposed(arena, plan, backward) {}
-    int64_t bytes() const { return arena.bytes() + plan.threads * chunk_bytes(plan.p); }
 
-    // f(walk, head of the round, segment) for all of them at once.
-    template <class Walk, class F> void walk(const Cut &cut, F f) const {
-        const int64_t bytes = chunk_bytes(plan.p);
-        parallel_for(plan.threads, count * cut.count, [&](int64_t task, int64_t worker) {
-            Arena chunks((char *)plan.p.workspace + arena.bytes() + worker * bytes);
-            f(Walk(chunks, plan.p), task / cut.count, task % cut.count);
+    int64_t bytes() const { return arena.bytes() + plan.threads * chunk_bytes(); }
+
+    void sum_keys() const {
+        walk(plan.keys, p.k, [&](const Walk &walk, Arena chunks) {
+            const Chunk k(chunks, p.key_features), v(chunks, p.value_features);
+            clear(kv, walk);
+            walk.for_each_stretch([&](const Stretch &now, const Stretch &next) {
+                k.load(rows(p.k, now), now.count);
+                v.load(rows(p.v, now), now.count);
+                add_outer(kv(now.head, walk.index), k, v, now.count, {soon(p.k, k, next), soon(p.v, v, next)});
+            });
+        });
+        for_each_head([&](int64_t head) { kv.add_up(head); });
+    }
+
+    void store_kv() const {
+        for_each_head([&](int64_t head) {
+            store_state(kv.whole(head), p.key_features, p.value_features, caller_kv(head));
+        });
+    }
+
+    void load_kv() const {
+        for_each_head([&](int64_t head) {
+            load_state(caller_kv(head), p.key_features, p.value_features, kv.whole(head));
+        });
+    }
+
+    void answer_queries(const fulmen_tensor &output) const {
+        walk(plan.queries, p.q, [&](const Walk &walk, Arena chunks) {
+            const Chunk q(chunks, p.key_features), g(chunks, p.value_features), o(chunks, p.value_features);
+            walk.for_each_stretch([&](const Stretch &now, const Stretch &next) {
+                q.load(rows(p.q, now), now.count);
+                multiply_rows(o, q, kv.whole(now.head), now.count,
+                              {soon(p.g, g, now), soon(output, o, now), soon(p.qkv, o, now), soon(p.q, q, next)});
+                if (p.qkv.data) o.store(rows(p.qkv, now), now.count);
+                g.load(rows(p.g, now), now.count);
+                multiply_elements(o, o, g, now.count);
+                o.store(rows(output, now), now.count);
+            });
+        });
+    }
+
+    // dg, dq and dkv
+    void differentiate_queries(const fulmen_gate_backward_call &call) const {
+        const fulmen_tensor &grad = call.grad_output;
+        for_each_head([&](int64_t head) { transposed.fill(head, kv.whole(head)); });
+        walk(plan.queries, p.q, [&](const Walk &walk, Arena chunks) {
+            const Chunk q(chunks, p.key_features), dq(chunks, p.key_features), g(chunks, p.value_features);
+            const Chunk go(chunks, p.value_features), qkv(chunks, p.value_features);
+            clear(dkv, walk);
+            walk.for_each_stretch([&](const Stretch &now, const Stretch &next) {
+                q.load(rows(p.q, now), now.count);
+                go.load(rows(grad, now), now.count);
+                if (p.qkv.data)
+                    qkv.load(rows(p.qkv, now), now.count);
+                else
+                    multiply_rows(qkv, q, kv.whole(now.head), now.count, {});
+                multiply_elements(qkv, go, qkv, now.count);
+                qkv.store(rows(call.dg, now), now.count);
+                g.load(rows(p.g, now), now.count);
+                multiply_elements(g, go, g, now.count);
+                multiply_rows(dq, g, transposed(now.head), now.count,
+                              {soon(call.dq, dq, now), soon(p.q, q, next), soon(grad, go, next)});
+                dq.store(rows(call.dq, now), now.count);
+                add_outer(dkv(now.head, walk.index), q, g, now.count,
+                          {soon(call.dg, g, next), soon(p.g, g, next), soon(p.qkv, qkv, next)});
+            });
+        });
+        for_each_head([&](int64_t head) { dkv.add_up(head); });
+    }
+
+    // dk and dv
+    void differentiate_keys(const fulmen_gate_backward_call &call) const {
+        for_each_head([&](int64_t head) { transposed.fill(head, dkv.whole(head)); });
+        walk(plan.keys, p.k, [&](const Walk &walk, Arena chunks) {
+            const Chunk k(chunks, p.key_features), dk(chunks, p.key_features);
+            const Chunk v(chunks, p.value_features), dv(chunks, p.value_features);
+            walk.for_each_stretch([&](const Stretch &now, const Stretch &next) {
+                k.load(rows(p.k, now), now.count);
+                v.load(rows(p.v, now), now.count);
+                multiply_rows(dk, v, transposed(now.head), now.count, {soon(call.dk, dk, now), soon(p.k, k, next)});
+                dk.store(rows(call.dk, now), now.count);
+                multiply_rows(dv, k, dkv.whole(now.head), now.count, {soon(call.dv, dv, now), soon(p.v, v, next)});
+                dv.store(rows(call.dv, now), now.count);
+            });
+        });
+    }
+
+private:
+    const Plan &plan;
+    const fulmen_gate_problem &p;
+    Arena arena;
+    Sums kv, dkv;
+    Transposes transposed;
+
+    int64_t sample(int64_t head) const { return (first + head) / p.heads; }
+    Rows rows(const fulmen_tensor &x, const Stretch &at) const {
+        return rows_of(x, sample(at.head), (first + at.head) % p.heads).from(at.first, 0);
+    }
+    Soon soon(const fulmen_tensor &x, const Chunk &chunk, const Stretch &at) const {
+        return {at.count > 0 ? rows(x, at) : Rows{}, chunk.features, at.count};
+    }
+    Matrix caller_kv(int64_t head) const { return matrix_of(p.kv, sample(head), (first + head) % p.heads); }
+
+    void clear(const Sums &sums, const Walk &walk) const {
+        for (int64_t h = walk.head; h < walk.head + walk.heads; ++h)
+            memset(sums(h, walk.index).data, 0, 4 * (size_t)plan.matrix());
+    }
+
+    // For the walk with the most operands, over the queries in the backward.
+    int64_t chunk_bytes() const {
+        Arena counting(nullptr);
+        for (int64_t features : {p.key_features, p.key_features, p.value_features, p.value_features, p.value_features})
+            Chunk(counting, features);
+        return counting.bytes();
+    }
+
+    // f(walk, memory for chunks) for all segments of all heads, which lie as in x.
+    template <class F> void walk(const Cut &cut, const fulmen_tensor &x, F f) const {
+        const bool interleaved = x.stride_head < x.stride_token;
+        const int64_t to_spare = count * cut.count / (4 * plan.threads), bytes = chunk_bytes();
+        const int64_t together = interleaved ? larger<int64_t>(1, smaller(kTogether, to_spare)) : 1;
+        const int64_t groups = (count + together - 1) / together;
+        parallel_for(plan.threads, groups * cut.count, [&](int64_t task, int64_t worker) {
+            const int64_t head = task / cut.count * together, index = task % cut.count;
+            f(Walk{head, smaller(together, count - head), index, cut[index]},
+              Arena((char *)p.workspace + arena.bytes() + worker * bytes));
         });
     }
     template <class F> void for_each_head(F f) const {
         parallel_for(plan.threads, count, [&](int64_t head, int64_t) { f(head); });
     }
-    Matrix caller_kv(int64_t head) const {
-        return matrix_of(plan.p.kv, plan.batch(first + head), (first + head) % plan.p.heads);
-    }
-
-    void sum_keys() const {
-        walk<KeySum>(plan.keys, [&](const KeySum &sum, int64_t head, int64_t s) {
-            sum.walk(plan, first + head, plan.keys[s], kv(head, s));
-        });
-    }
-    void answer(const fulmen_tensor &output) const {
-        for_each_head([&](int64_t head) {
-            kv.add_up(head);
-            if (caller_kv(head).present())
-                store_state(kv.whole(head), plan.p.key_features, plan.p.value_features, caller_kv(head));
-        });
-        walk<Answer>(plan.queries, [&](const Answer &x, int64_t head, int64_t s) {
-            x.walk(plan, output, first + head, plan.queries[s], kv.whole(head));
-        });
-    }
-    void differentiate(const fulmen_gate_backward_call &call) const {
-        for_each_head([&](int64_t head) {
-            if (caller_kv(head).present())
-                load_state(caller_kv(head), plan.p.key_features, plan.p.value_features, kv.whole(head));
-            else
-                kv.add_up(head);
-            transposed.fill(head, kv.whole(head));
-        });
-        walk<QueryGradient>(plan.queries, [&](const QueryGradient &x, int64_t head, int64_t s) {
-            x.walk(plan, call, first + head, plan.queries[s], kv.whole(head), transposed(head), dkv(head, s));
-        });
-        for_each_head([&](int64_t head) {
-            dkv.add_up(head);
-            transposed.fill(head, dkv.whole(head));
-        });
-        walk<KeyGradient>(plan.keys, [&](const KeyGradient &x, int64_t head, int64_t s) {
-            x.walk(plan, call, first + head, plan.keys[s], dkv.whole(head), transposed(head));
-        });
-    }
 };
 
-template <class F> int64_t for_each_round(Round round, F f) {
-    const Plan &plan = round.plan;
-    for (; round.first < plan.heads; round.first += round.count) {
-        round.count = smaller(plan.round, plan.heads - round.first);
+template <class F> int64_t for_each_round(Round round, int64_t heads, int64_t most, F f) {
+    for (; round.first < heads; round.first += round.count) {
+        round.count = smaller(most, heads - round.first);
         f(round);
     }
     return FULMEN_OK;
@@ -328,17 +339,19 @@ int64_t gate_backward_workspace(const fulmen_gate_backward_call &call) {
 
 int64_t gate_forward(const fulmen_gate_forward_call &call) {
     const Plan plan(call.problem, kForwardProducts);
-    return for_each_round(Round(plan, false), [&](const Round &round) {
+    return for_each_round(Round(plan, false), plan.heads, plan.round, [&](const Round &round) {
         round.sum_keys();
-        round.answer(call.output);
+        if (call.problem.kv.data) round.store_kv();
+        round.answer_queries(call.output);
     });
 }
 
 int64_t gate_backward(const fulmen_gate_backward_call &call) {
     const Plan plan(call.problem, kBackwardProducts);
-    return for_each_round(Round(plan, true), [&](const Round &round) {
-        if (!call.problem.kv.data) round.sum_keys();
-        round.differentiate(call);
+    return for_each_round(Round(plan, true), plan.heads, plan.round, [&](const Round &round) {
+        call.problem.kv.data ? round.load_kv() : round.sum_keys();
+        round.differentiate_queries(call);
+        round.differentiate_keys(call);
     });
 }
 

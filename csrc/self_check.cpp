@@ -98,10 +98,58 @@ bool tpa_decode_is_right(const Kernels &kernels) {
     return true;
 }
 
-}  // namespace
+// The output gate on the same numbers: q, k, v as they are, g as the gate and as the gradient of the output.
+bool gate_is_right(const Kernels &kernels) {
+    std::vector<float> q = numbers(N * D, 1), k = numbers(N * D, 2), v = numbers(N * E, 3), g = numbers(N * E, 4);
+    std::vector<float> o(g.size()), dq(q.size()), dk(k.size()), dv(v.size()), dg(g.size());
+    fulmen_gate_forward_call forward = {};
+    fulmen_gate_problem &p = forward.problem;
+    p.abi_version = FULMEN_ABI_VERSION;
+    p.batch = p.heads = p.threads = 1;
+    p.queries = p.keys = N;
+    p.key_features = D;
+    p.value_features = E;
+    p.q = tensor(q, D), p.k = tensor(k, D), p.v = tensor(v, E), p.g = tensor(g, E);
+    forward.output = tensor(o, E);
+    fulmen_gate_backward_call backward = {p, p.g, tensor(dq, D), tensor(dk, D), tensor(dv, E), tensor(dg, E)};
+    const int64_t needed = kernels.gate_backward_workspace(backward);  // the forward needs less
+    std::vector<char> workspace((size_t)(needed + 64));
+    p.workspace = backward.problem.workspace = (void *)(((uintptr_t)workspace.data() + 63) / 64 * 64);
+    if (kernels.gate_forward(forward) || kernels.gate_backward(backward)) return false;
 
-bool self_check(const Kernels &kernels) {
-    if (!tpa_decode_is_right(kernels)) return false;
+    // With dkv = sum over n of q (g g)^T, all in double: o = g (q kv), dq = (g g) kv^T, dk = v dkv^T, dv = k dkv.
+    std::vector<double> kv((size_t)(D * E), 0.0), dkv(kv);
+    for (int64_t t = 0; t < N; ++t)
+        for (int64_t d = 0; d < D; ++d)
+            for (int64_t e = 0; e < E; ++e) {
+                const double gate = g[(size_t)(t * E + e)];
+                kv[(size_t)(d * E + e)] += (double)k[(size_t)(t * D + d)] * v[(size_t)(t * E + e)];
+                dkv[(size_t)(d * E + e)] += q[(size_t)(t * D + d)] * gate * gate;
+            }
+    for (int64_t t = 0; t < N; ++t) {
+        for (int64_t e = 0; e < E; ++e) {
+            double qkv = 0, of_v = 0;
+            for (int64_t d = 0; d < D; ++d) {
+                qkv += q[(size_t)(t * D + d)] * kv[(size_t)(d * E + e)];
+                of_v += k[(size_t)(t * D + d)] * dkv[(size_t)(d * E + e)];
+            }
+            const size_t i = (size_t)(t * E + e);
+            if (!close(o[i], g[i] * qkv) || !close(dg[i], g[i] * qkv) || !close(dv[i], of_v)) return false;
+        }
+        for (int64_t d = 0; d < D; ++d) {
+            double of_q = 0, of_k = 0;
+            for (int64_t e = 0; e < E; ++e) {
+                const double gate = g[(size_t)(t * E + e)];
+                of_q += gate * gate * kv[(size_t)(d * E + e)];
+                of_k += v[(size_t)(t * E + e)] * dkv[(size_t)(d * E + e)];
+            }
+            if (!close(dq[(size_t)(t * D + d)], of_q) || !close(dk[(size_t)(t * D + d)], of_k)) return false;
+        }
+    }
+    return true;
+}
+
+bool attention_is_right(const Kernels &kernels) {
     std::vector<float> q = numbers(N * D, 1), k = numbers(N * D, 2), v = numbers(N * E, 3), g = numbers(N * E, 4);
     std::vector<float> decay = numbers(N * D, 5);
     for (float &a : decay) a = (a - 1) * 0.5f;
@@ -160,6 +208,12 @@ bool self_check(const Kernels &kernels) {
         if (fabs((sides[1] - sides[0]) / 0.0078125 - predicted) > 5e-3 * (1 + fabs(predicted))) return false;
     }
     return true;
+}
+
+}  // namespace
+
+bool self_check(const Kernels &kernels) {
+    return attention_is_right(kernels) && tpa_decode_is_right(kernels) && gate_is_right(kernels);
 }
 
 }  // namespace fulmen

@@ -6,7 +6,6 @@ What is compared is measured in one run, call after call in turn, so that ratios
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +15,9 @@ from torch.nn.functional import logsigmoid, normalize, scaled_dot_product_attent
 
 import fulmen
 from fulmen import core
+from fulmen.bench.figures import GEMM, Call, Figure
+from fulmen.bench.limits_gate import output_gate
+from fulmen.bench.limits_tpa import PARTS as TPA
 from fulmen.bench.measure import interleaved
 from fulmen.bench.progress import Steps
 from fulmen.environment import describe, environment
@@ -23,27 +25,7 @@ from fulmen.linear_attention.native import workspace_bytes
 from fulmen.linear_attention.problem import Attention
 
 HEADS, DIM, LENGTH = 16, 128, 8192
-GEMM = 2048
 SWEEP_BYTES = (256 << 10, 4 << 20, 256 << 20)  # within L2, within L3, from memory
-Call = Callable[[], object]
-
-
-class Figure(NamedTuple):
-    """One result, with what it must reach and what we aim for."""
-
-    what: str
-    value: float
-    must: float
-    aim: float
-    unit: str
-    less_is_better: bool = False
-
-    @property
-    def verdict(self) -> str:
-        sign = -1 if self.less_is_better else 1
-        if sign * self.value >= sign * self.aim:
-            return "aim reached"
-        return "reached" if sign * self.value >= sign * self.must else "missed"
 
 
 class Inputs(NamedTuple):
@@ -89,11 +71,9 @@ def nominal_flops(length: int, heads: int) -> int:
 def run(json_path: Path | None) -> None:
     if core.core is None:
         raise RuntimeError(core.why_unavailable)
-    from fulmen.bench import limits_tpa  # it needs this module's Figure
-
     facts = environment()
     print(describe(facts))
-    parts = (forward, training, long_sequences, one_head, growth, decoding, small_call, states, *limits_tpa.PARTS)
+    parts = (forward, training, long_sequences, one_head, growth, decoding, small_call, states, *TPA, output_gate)
     figures: list[Figure] = []
     with Steps(1 + len(parts)) as steps, torch.no_grad():
         steps.begin("the machine")
@@ -101,7 +81,7 @@ def run(json_path: Path | None) -> None:
         for part in parts:
             steps.begin(part.__name__.replace("_", " "))
             figures += part()
-    figures += workspaces() + limits_tpa.tensor_product_workspace()
+    figures += workspaces()
     print("\nthe machine:")
     for what, value in machine.items():
         print(f"  {what:<58}{value:>10.1f}")

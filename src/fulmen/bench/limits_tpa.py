@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import fulmen
-from fulmen.bench.limits import GEMM, Figure
+from fulmen.bench.figures import GEMM, Call, Figure
 from fulmen.bench.measure import interleaved
 from fulmen.tpa.native import workspace_bytes
 from fulmen.tpa.problem import Decode, decode_of
@@ -18,7 +18,6 @@ from fulmen.tpa.torch_factorised import factorised
 BATCH, HEADS, RANK, DIM = 8, 32, 16, 128
 LENGTHS = (4096, 16384)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-Call = Callable[[], object]
 
 
 def inputs(tokens: int, dtype: torch.dtype = torch.float32, batch: int = BATCH) -> Decode:
@@ -98,4 +97,4 @@ def _form(form: Callable[[Decode], Tensor], p: Decode) -> Call:
     return lambda: form(p)
 
 
-PARTS = (tensor_product_decode, tensor_product_decode_of_one_sample)
+PARTS = (tensor_product_decode, tensor_product_decode_of_one_sample, tensor_product_workspace)

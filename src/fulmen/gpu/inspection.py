@@ -30,7 +30,12 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 SIZES = ((64, 64), (128, 128))
 ALL_SIZES = (*SIZES, (256, 256), (128, 64))
 # Each has WORKLOADS. They are imported when kernels are inspected: Triton comes with them.
-WORKLOAD_MODULES = ("fulmen.gpu.workloads", "fulmen.gpu.workloads_tpa", "fulmen.gpu.workloads_lightning2")
+WORKLOAD_MODULES = (
+    "fulmen.gpu.workloads",
+    "fulmen.gpu.workloads_tpa",
+    "fulmen.gpu.workloads_gate",
+    "fulmen.gpu.workloads_lightning2",
+)
 
 
 class Shape(NamedTuple):

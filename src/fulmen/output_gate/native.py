@@ -28,6 +28,14 @@ def backward(p: Gated, kept: Kept, grad: Tensor, grads: Gated) -> None:
     _core().with_workspace("gate_backward", _BACKWARD, _problem(p, kept), after)
 
 
+def workspace_bytes(p: Gated, backward: bool = False) -> int:
+    """The workspace of a call that keeps nothing; of its tensors only shapes and dtypes matter."""
+    before, x = _problem(p, Kept(None, None)), c.tensor(p.q)
+    if backward:
+        return _core().workspace_bytes("gate_backward", _BACKWARD, before, 5 * x)
+    return _core().workspace_bytes("gate_forward", _FORWARD, before, x)
+
+
 def _problem(p: Gated, kept: Kept) -> c.Words:
     batch, queries, heads, key_dim = p.q.shape
     return (

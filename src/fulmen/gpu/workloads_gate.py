@@ -1,0 +1,42 @@
+"""The calls that dry runs make of the output gate, on fake tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from fulmen.gpu.dry_run import Launch
+from fulmen.gpu.inspection import Shape, Workload
+from fulmen.output_gate.problem import Gated, Kept
+
+_backend: Any = import_module("fulmen.output_gate.triton")
+
+BACKWARD = ["dq", "dkv", "dk", "dv"]
+
+
+def call(
+    dtype: torch.dtype, key_dim: int, value_dim: int, batch: int = 12, length: int = 32768, heads: int = 12
+) -> Gated:
+    """A call at the size of the published tables, to be made in a dry run."""
+    q, k = (torch.empty(batch, length, heads, key_dim, dtype=dtype) for _ in range(2))
+    v, g = (torch.empty(batch, length, heads, value_dim, dtype=dtype) for _ in range(2))
+    return Gated(q, k, v, g)
+
+
+def output_gated_attention(launches: list[Launch], shape: Shape) -> Iterator[tuple[str, Launch]]:
+    """One launch of each kernel for each of its uses, with everything kept for the backward and with nothing."""
+    p = call(shape.dtype, shape.D, shape.E)
+    output, grads = torch.empty_like(p.g), Gated(*map(torch.empty_like, p))
+    kept = Kept(torch.empty(p.kv_shape), torch.empty(p.g.shape))
+    _backend.forward(p, output, kept)
+    _backend.backward(p, kept, output, grads)
+    _backend.forward(p, output, Kept(None, None))
+    _backend.backward(p, Kept(None, None), output, grads)
+    uses = ["kv", "output, kept", *BACKWARD, "kv", "output", "kv", "dg", *BACKWARD]
+    yield from ((f"gate {use}", launch) for use, launch in zip(uses, launches, strict=True))
+
+
+WORKLOADS = (Workload("output_gated_attention", "kernel", ("none",), output_gated_attention),)
