@@ -21,6 +21,11 @@ class Target(NamedTuple):
     backend: str
     quick: bool
 
+    @property
+    def interpreted(self) -> bool:
+        """Whether Triton's interpreter runs the kernels, some thousand times slower than a GPU."""
+        return self.backend == "triton" and self.device == "cpu"
+
 
 class Check(NamedTuple):
     """

@@ -37,14 +37,14 @@ def size_of(target: Target) -> Size:
     """That of the published tables on a GPU; what takes seconds elsewhere, and next to nothing in the interpreter."""
     if target.device == "cuda":
         return Size(4, 32768, 32, 128)
-    if target.backend == "triton":
-        return Size(1, 64, 1, 16)
+    if target.interpreted:
+        return Size(1, 32, 1, 16)
     return Size(1, 512 if target.quick else 8192, 4, 128)
 
 
 def allowed_workspace(target: Target, mode: str) -> int:
     """On a GPU 64 MiB forward and 128 MiB backward; per thread of a CPU 1 MiB and 8 MiB."""
-    if target.device == "cuda" or target.backend == "triton":
+    if target.backend == "triton":
         return (64 if mode == "forward" else 128) << 20
     return torch.get_num_threads() * (1 if mode == "forward" else 8) << 20
 
@@ -70,9 +70,13 @@ def tensors(size: Size, decay: str, device: str) -> dict[str, Tensor]:
     return {name: x.to(device) for name, x in call.items()}
 
 
+def decays_of(target: Target) -> tuple[str, ...]:
+    return ("none", "token") if target.interpreted else DECAYS
+
+
 def workspaces(target: Target) -> Iterator[Workspace]:
     size = size_of(target)
-    for decay in DECAYS:
+    for decay in decays_of(target):
         call = {name: x.requires_grad_() for name, x in tensors(size, decay, target.device).items()}
 
         def forward(call: dict[str, Any] = call) -> Tensor:
@@ -91,11 +95,11 @@ def times(target: Target, seconds: float) -> dict[str, Timing]:
     """Of the forward with each decay, and of causal softmax attention at the same size."""
     size = size_of(target)
     calls: dict[str, Callable[[], object]] = {}
-    for decay in DECAYS:
+    for decay in decays_of(target):
         call = tensors(size, decay, target.device)
         calls[decay] = lambda call=call: fulmen.linear_attention(**call, backend=target.backend)  # type: ignore[misc]
     q, k, v = (tensors(size, "none", target.device)[name].transpose(1, 2).contiguous() for name in "qkv")
     calls[SOFTMAX] = lambda: scaled_dot_product_attention(q, k, v, is_causal=True)
     with torch.inference_mode():
         clock = seconds_on_cuda if target.device == "cuda" else seconds_of
-        return interleaved(calls, seconds, repeats=1 if target.backend == "triton" else 3, clock=clock)
+        return interleaved(calls, seconds, repeats=1 if target.interpreted else 3, clock=clock)

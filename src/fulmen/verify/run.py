@@ -38,7 +38,7 @@ def run(device: str, quick: bool, into: Path | None) -> None:
         progress.begin("workspace")
         memory = [w._asdict() for w in workspaces(target)]
         progress.begin("times")
-        speed = {name: t._asdict() for name, t in times(target, 2.0 if quick else 10.0).items()}
+        speed = {name: t._asdict() for name, t in times(target, 1.0 if quick else 10.0).items()}
     failures = [f"{o['operator']} ({o['case']}): {p}" for o in outcomes for p in o["problems"]]
     failures += [
         f"workspace of the {w['mode']}, {w['decay']}: {w['bytes']} bytes, allowed {w['allowed']}"
