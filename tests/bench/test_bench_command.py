@@ -131,7 +131,7 @@ def test_ctrl_c_leaves_results_and_a_report(tmp_path):
 
 
 def test_bench_prints_tables_and_keeps_the_previous_run(tmp_path, capsys):
-    args = ["bench", *TINY[:-4], "--lengths", "8", "--mode", "fwd", "--out", str(tmp_path)]
+    args = ["bench", *TINY[:-4], "--budget", "2", "--lengths", "8", "--mode", "fwd", "--out", str(tmp_path)]
     assert main(args) == 0
     first = load(tmp_path / "benchmark_results.json")
     output, errors = capsys.readouterr()
