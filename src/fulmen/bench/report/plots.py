@@ -32,8 +32,10 @@ def _write_plot(group: Group, path: Path) -> Path:
     # Not pyplot: it keeps figures and may look for a display.
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4.2), dpi=120, layout="constrained")
-    time, ratio = figure.subplots(1, 2)
+    figure = Figure(figsize=(10, 4.4), dpi=120)
+    # By hand: what matplotlib measures to lay out a figure takes longer than drawing it.
+    margins = {"left": 0.07, "right": 0.985, "top": 0.85, "bottom": 0.25, "wspace": 0.16}
+    time, ratio = figure.subplots(1, 2, gridspec_kw=margins)
     others = [column for column in group.columns if column != group.baseline]
     for column in group.columns:
         base = column == group.baseline
@@ -47,18 +49,22 @@ def _write_plot(group: Group, path: Path) -> Path:
     _label(time, group, f"ms, {what(group)}")
     _label(ratio, group, f"speedup over {group.baseline}")
     figure.suptitle(f"{group.suite}: {group.label}", fontsize=11, color=INK)
-    figure.legend(loc="outside lower center", ncols=min(5, len(group.columns)), frameon=False, fontsize=9)
+    figure.legend(loc="lower center", ncols=min(5, len(group.columns)), frameon=False, fontsize=9)
     figure.savefig(path)
     return path
 
 
 def _label(axes: Any, group: Group, title: str) -> None:
+    from matplotlib.ticker import LogLocator
+
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(group.lengths, [str(n) for n in group.lengths])
     axes.set_xlabel(group.any_table.axis, color=INK)
     axes.set_title(title, fontsize=10, loc="left", color=INK)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.minorticks_off()
     axes.grid(color=GRID, linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
 
