@@ -202,6 +202,24 @@ def reports(archs: list[str], decays: list[str], kernel: str | None, everything:
     return table
 
 
+def summary(table: list[Report]) -> str:
+    """The most that a kernel takes on each architecture, as a Markdown table."""
+    archs, kernels = (list(dict.fromkeys(getattr(r, name) for r in table)) for name in ("arch", "kernel"))
+
+    def cell(kernel: str, arch: str) -> str:
+        chosen = [r for r in table if (r.kernel, r.arch) == (kernel, arch)]
+        if not chosen:
+            return ""
+        registers, shared, spills = (
+            max(getattr(r, name) for r in chosen) for name in ("registers", "shared", "spills")
+        )
+        return f"{registers}, {shared / 1024:.0f}" + (f", **{spills}**" if spills else "")
+
+    lines = [["kernel", *archs], ["---"] * (len(archs) + 1)]
+    lines += [[kernel, *(cell(kernel, arch) for arch in archs)] for kernel in kernels]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def run(archs: list[str], decays: list[str], kernel: str | None, everything: bool, into: Path | None) -> None:
     """Print a table, and what does not fit or spills below it; also write JSON if asked."""
     table = reports(archs, decays, kernel, everything)
@@ -216,6 +234,8 @@ def run(archs: list[str], decays: list[str], kernel: str | None, everything: boo
         )
     spilling = sum(r.spills > 0 for r in table if r.role == "kernel")
     large = sum(r.shared > r.shared_limit for r in table)
-    print(f"{len(table)} kernels: {spilling} spill, {large} need more shared memory than there is")
+    print("\nthe most of each, over all decays, dtypes and sizes: registers, KB of shared memory, spills")
+    print(summary(table))
+    print(f"\n{len(table)} kernels: {spilling} spill, {large} need more shared memory than there is")
     if into is not None:
         into.write_text(json.dumps([asdict(r) for r in table], indent=1))

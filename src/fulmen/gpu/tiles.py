@@ -1,11 +1,12 @@
 """Tile sizes, warps and stages of every kernel: a table, no autotuning, so the first call is as fast as any other and
 the same call gives the same bits on every machine with the same architecture.
 
-How entries were chosen: by compiling (`fulmen inspect`) for bfloat16, since no GPU was at hand, and mostly for sm_80;
-wide tiles were preferred and narrowed where they spilled. Wide, because a program reads the whole of x and y for each
-tile of the written axis: at 128 channels, 64 columns request 1.5 times the bytes of reading all once, 32 columns 2.5
-times. One stage, because a second one, where it was tried, held operands in registers for longer and spilled. Decays
-per channel still spill in some kernels (docs/gpu.md).
+How entries were chosen: by compiling (`fulmen inspect`) for bfloat16, since no GPU was at hand; wide tiles were
+preferred and narrowed where they spilled. Wide, because a program reads the whole of x and y for each tile of the
+written axis: at 128 channels, 64 columns request 1.5 times the bytes of reading all once, 32 columns 2.5 times. One
+stage, because a second one, where it was tried, held operands in registers for longer and spilled. Eight warps for
+decays per channel, because each then has one column of tensor-core tiles of a product with 64 columns, and its state's
+part with it; four spilled. What still spills is listed in docs/gpu.md.
 What limits: with R channels of the read axis a program holds its state [R, width], x and y [chunk, R], and Triton lets
 every warp hold a whole operand of a product whose result has fewer rows than columns; so chunks are short.
 """
@@ -26,20 +27,29 @@ class Tile(NamedTuple):
     stages: int = 1  # of the loads' pipeline
 
 
-# By what a walk does and the (padded) channels it reads: up to 64, 128, 256, 512.
+# By the decays of a walk, whether it collects a decay's gradient, and the (padded) channels it reads: up to 64, 128,
+# 256, 512. A decay is shared by all channels, or one axis has one per channel, or both have.
 _NVIDIA = {
     "shared": {64: Tile(32, 64, 4), 128: Tile(32, 64, 8), 256: Tile(16, 32, 8), 512: Tile(16, 16, 8)},
     "shared, gradient": {64: Tile(16, 64, 4), 128: Tile(16, 64, 8), 256: Tile(16, 32, 8), 512: Tile(16, 16, 8)},
-    "channel": {64: Tile(16, 64, 4), 128: Tile(16, 32, 8), 256: Tile(16, 32, 8), 512: Tile(16, 16, 8)},
-    "channel, gradient": {64: Tile(16, 64, 4), 128: Tile(16, 32, 8), 256: Tile(16, 32, 8), 512: Tile(16, 16, 8)},
+    "one axis": {64: Tile(16, 64, 8), 128: Tile(16, 32, 8), 256: Tile(16, 32, 8), 512: Tile(16, 16, 8)},
+    "one axis, gradient": {64: Tile(16, 64, 8), 128: Tile(16, 32, 8), 256: Tile(16, 32, 8), 512: Tile(16, 16, 8)},
+    "both axes": {64: Tile(16, 64, 8), 128: Tile(16, 32, 8), 256: Tile(16, 32, 8), 512: Tile(16, 16, 8)},
+    "both axes, gradient": {64: Tile(16, 64, 8), 128: Tile(16, 32, 8), 256: Tile(16, 32, 8), 512: Tile(16, 16, 8)},
 }
 _AMD = {
     "shared": {64: Tile(32, 64, 4), 128: Tile(32, 64, 4), 256: Tile(16, 32, 4), 512: Tile(16, 16, 4)},
     "shared, gradient": {64: Tile(16, 64, 4), 128: Tile(16, 64, 4), 256: Tile(16, 32, 4), 512: Tile(16, 16, 4)},
-    "channel": {64: Tile(16, 64, 4), 128: Tile(16, 64, 4), 256: Tile(16, 32, 4), 512: Tile(16, 16, 4)},
-    "channel, gradient": {64: Tile(16, 64, 4), 128: Tile(16, 64, 4), 256: Tile(16, 32, 4), 512: Tile(16, 16, 4)},
 }
-_TABLE = {"cuda": _NVIDIA, "hip": _AMD}
+_CHANNEL_AMD = {64: Tile(16, 64, 4), 128: Tile(16, 64, 4), 256: Tile(16, 32, 4), 512: Tile(16, 16, 4)}
+_AMD |= dict.fromkeys(("one axis", "one axis, gradient", "both axes", "both axes, gradient"), _CHANNEL_AMD)
+_ONE_AXIS_80 = {64: Tile(16, 64, 8), 128: Tile(16, 64, 8), 256: Tile(16, 32, 8), 512: Tile(16, 16, 8)}
+# By architecture where it has tiles of its own, else by vendor.
+_TABLE = {
+    "cuda": _NVIDIA,
+    "hip": _AMD,
+    "sm_80": _NVIDIA | dict.fromkeys(("one axis", "one axis, gradient"), _ONE_AXIS_80),
+}
 # The "recompute" schedule trades reads for shared memory.
 _SMALL_WIDTH = 32
 
@@ -50,18 +60,19 @@ def padded(size: int) -> int:
 
 
 def scan_tile(
-    architecture: Architecture, read: int, write: int, dtype: torch.dtype, channel: bool, gradient: bool, small: bool
+    architecture: Architecture, read: int, write: int, dtype: torch.dtype, axes: int, gradient: bool, small: bool
 ) -> Tile:
     """For a walk over chunks, or a summary of segments.
 
     Args:
         read: channels of the axis that is summed over; write: of the other one.
-        channel: whether an axis has a decay per channel.
+        axes: how many of the two have a decay per channel.
         gradient: whether the gradient of a decay is collected.
         small: for the "recompute" schedule.
     """
-    what = ("channel" if channel else "shared") + (", gradient" if gradient else "")
-    tile = _TABLE[architecture.backend][what][max(64, padded(read))]
+    what = ("shared", "one axis", "both axes")[axes] + (", gradient" if gradient else "")
+    tiles = _TABLE.get(architecture.name, _TABLE[architecture.backend])
+    tile = tiles[what][max(64, padded(read))]
     if dtype == torch.float32:
         tile = tile._replace(chunk=16)  # operands take twice the room
     width = min(tile.width, padded(write), _SMALL_WIDTH if small else tile.width)

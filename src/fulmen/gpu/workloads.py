@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib import import_module
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -12,9 +11,8 @@ from fulmen.gpu.architectures import DECAYS, Architecture
 from fulmen.gpu.dry_run import Launch, dry_run
 from fulmen.gpu.inspection import Shape, Workload
 from fulmen.gpu.traffic import requested_bytes
+from fulmen.linear_attention import triton as _backend
 from fulmen.linear_attention.problem import Attention, Gradients, States, Step
-
-_backend: Any = import_module("fulmen.linear_attention.triton")
 
 
 def attention(

@@ -62,7 +62,7 @@ def _tiles(suite: str, config: dict[str, Any]) -> dict[str, Callable[[Architectu
     dim, dtype = config.get("dim", 128), DTYPES.get(config.get("dtype", ""), torch.bfloat16)
 
     def walk(gradient: bool, small: bool) -> Callable[[Architecture], Tile]:
-        return lambda architecture: scan_tile(architecture, dim, dim, dtype, suite == "state", gradient, small)
+        return lambda architecture: scan_tile(architecture, dim, dim, dtype, int(suite == "state"), gradient, small)
 
     if suite == "state":
         return {"Chunk states": walk(False, False)}

@@ -33,8 +33,9 @@ class Decays:
     value: Tokens | None
 
     @property
-    def channel(self) -> bool:
-        return self.key is not None or self.value is not None
+    def axes(self) -> int:
+        """How many have a decay per channel."""
+        return (self.key is not None) + (self.value is not None)
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Launcher:
 
     def scan_tile(self, writes: str, gradient: bool) -> Tile:
         read, write = self.sizes(writes)
-        return scan_tile(self.architecture, read, write, self.dtype, self.decays.channel, gradient, self.small)
+        return scan_tile(self.architecture, read, write, self.dtype, self.decays.axes, gradient, self.small)
 
     def scan(
         self,
@@ -251,7 +252,7 @@ def cut_attention(p: Attention, schedule: str) -> tuple[Cut, int]:
         architecture = architecture_of(p.q.device)
         tile = scan_tile(
             architecture, p.q.shape[3], p.v.shape[3], p.q.dtype,
-            p.decay_v is not None or (p.decay is not None and p.decay.ndim == 4), False, False,
+            (p.decay_v is not None) + (p.decay is not None and p.decay.ndim == 4), False, False,
         )  # fmt: skip
         programs = sequences * p.heads * triton.cdiv(p.v.shape[3], tile.width)
         wanted = triton.cdiv(2 * architecture.multiprocessors, max(programs, 1))

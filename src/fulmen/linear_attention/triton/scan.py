@@ -48,7 +48,7 @@ from fulmen.linear_attention.triton.operands import (
     store_rows,
     store_state,
 )
-from fulmen.linear_attention.triton.products import product, sum_where
+from fulmen.linear_attention.triton.products import THREE_TERMS, TWO_TERMS, product, sum_where
 
 
 @triton.jit
@@ -68,6 +68,10 @@ def scan(
     batch, start, first, last = place(cut, sequence, segment)
     rows, reads, writes = tl.arange(0, C), tl.arange(0, R), tile * W + tl.arange(0, W)
     before, after = segment, segment + 1
+    # The gradient of a decay needs three terms where its sums are subtracted: in what goes through the state. What is
+    # inside the chunk is only added, and with decays per channel there would be no registers for a third term.
+    PER_CHANNEL: tl.constexpr = read_decay is not None or write_decay is not None
+    INSIDE: tl.constexpr = TWO_TERMS if PER_CHANNEL and PRECISION == THREE_TERMS else PRECISION
     if BACKWARD:
         before, after = segment + 1, segment
 
@@ -121,7 +125,7 @@ def scan(
             y_rows = load_rows(y, batch, t, head, rows, valid, reads)
             z_rows = load_rows(z, batch, t, head, rows, valid, writes)
             added = contribution(y_rows, z_rows, logs, read_logs, write_logs, leave, PRECISION)
-            pairs = scores(x_rows, y_rows, read_logs, rows, LEVELS, BACKWARD, PRECISION)
+            pairs = scores(x_rows, y_rows, read_logs, rows, LEVELS, BACKWARD, INSIDE)
             if decay is not None:
                 pairs *= pair_weights(logs, rows, PER_TOKEN, BACKWARD)
             pairs = tl.where(triangle(rows, BACKWARD), pairs, 0.0)
@@ -130,9 +134,9 @@ def scan(
                 pairs *= scale
             state += added
             if m is None:
-                values += collect(pairs, z_rows, None, write_logs, rows, LEVELS, BACKWARD, PRECISION)[0]
+                values += collect(pairs, z_rows, None, write_logs, rows, LEVELS, BACKWARD, INSIDE)[0]
             else:
-                inside, of_pairs = collect(pairs, z_rows, m_rows, write_logs, rows, LEVELS, BACKWARD, PRECISION)
+                inside, of_pairs = collect(pairs, z_rows, m_rows, write_logs, rows, LEVELS, BACKWARD, INSIDE)
                 values += inside
                 if CHANNEL:
                     gradient += of_pairs
