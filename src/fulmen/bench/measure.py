@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import statistics
 import sys
@@ -13,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 Call = Callable[[], object]
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
 
 
 class Timing(NamedTuple):
@@ -105,6 +107,26 @@ def _use_on_cpu(call: Call) -> Usage:
             current += event.nbytes()
             peak = max(peak, current)
     return Usage(peak, current)
+
+
+def keep_freed_memory() -> None:
+    """Tell the C library not to give freed memory back to the system, and so not to ask for it anew in every call.
+
+    Otherwise columns that allocate are timed with the page faults of the moment, which differ from run to run.
+    """
+    if libc := _glibc():
+        libc.mallopt(_M_MMAP_MAX, 0)
+        libc.mallopt(_M_TRIM_THRESHOLD, -1)
+
+
+def release_freed_memory() -> None:
+    if libc := _glibc():
+        libc.malloc_trim(0)
+
+
+def _glibc() -> ctypes.CDLL | None:
+    libc = ctypes.CDLL(None)
+    return libc if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") else None
 
 
 def available_bytes(device: str) -> int:

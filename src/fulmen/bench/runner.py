@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fulmen.bench.gate import Gate
 from fulmen.bench.length import Bench, Length
-from fulmen.bench.measure import seconds_of, seconds_on_cuda
+from fulmen.bench.measure import keep_freed_memory, release_freed_memory, seconds_of, seconds_on_cuda
 from fulmen.bench.plan import Budget, Options, plan
 from fulmen.bench.progress import Live
 from fulmen.bench.results import Results, Table, load
@@ -28,6 +28,7 @@ def run(options: Options, results: Results, path: Path) -> None:
             results.save(path)
 
     save()
+    keep_freed_memory()
     with Live(total) as live:
         dtype, on_cuda = DTYPES[options.dtype], options.device == "cuda"
         clock = seconds_on_cuda if on_cuda else seconds_of
@@ -35,6 +36,7 @@ def run(options: Options, results: Results, path: Path) -> None:
         for part in parts:
             tables = {(t.mode, t.metric): _begun(results, t) for t in part.tables(options.dtype, options.device)}
             for n in part.lengths:
+                release_freed_memory()  # of the length before
                 length = Length(bench, part, tables, n, budget.take(part, n))
                 for mode in part.modes:
                     length.measure(mode)
