@@ -154,4 +154,4 @@ def test_gpu_memory_tables_need_no_gpu(tmp_path, capsys):
     assert table.cell(2048, "LASD_R").inputs == pytest.approx(3 * tensor, abs=0.01)
     assert table.cell(2048, "LASD_R").value == pytest.approx(4 * tensor, abs=0.01)
     assert table.cell(2048, "LC").value == pytest.approx(4 * tensor, abs=0.01)
-    assert "fla is not installed" in table.cell(2048, "GLA_K").skipped
+    assert "fla" in table.cell(2048, "GLA_K").skipped

@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fulmen.bench.compiled import Compiled
 from fulmen.bench.gate import one_line
+from fulmen.bench.peers import why_missing
 from fulmen.bench.plan import Options, Part, plan
 from fulmen.bench.results import Cell, Results
 from fulmen.bench.runner import new_results, now
@@ -48,8 +49,8 @@ def rehearse(options: Options) -> Results:
 def _cell(part: Part, column: Column, n: int, mode: str, dtype: str) -> Cell:
     if isinstance(column.function, Compiled):
         return Cell(n, column.name, skipped="no dry run of what torch.compile makes")
-    if reason := column.unavailable("cuda"):
-        return Cell(n, column.name, skipped=reason)
+    if column.peer:
+        return Cell(n, column.name, skipped=why_missing(column.peer) or f"no dry run of {column.peer}'s kernels")
     try:
         with dry_run(ARCHITECTURES[ARCHITECTURE]) as (_, memory), OnTriton():
             return _weighed(Workload(column, Material(part.suite, part.sizes, n, DTYPES[dtype], "cpu")), memory, mode)

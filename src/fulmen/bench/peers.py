@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from typing import Any
 
 INSTALL = {
-    "fla": "pip install flash-linear-attention",
+    "fla": "pip install fla-core",
     "flash_attn": "pip install flash-attn (needs CUDA)",
 }
 
@@ -23,16 +22,6 @@ def why_missing(package: str) -> str:
     except Exception as error:  # a package may fail in its own ways on a machine it does not know
         return f"{package} cannot be imported: {error}"
     return ""
-
-
-def on_cuda(package: str) -> Callable[[str], str]:
-    """For a column that on CUDA is the package's, and on CPU ours."""
-    return lambda device: why_missing(package) if device == "cuda" else ""
-
-
-def only_on_cuda(package: str) -> Callable[[str], str]:
-    """For a column that exists in the package alone."""
-    return lambda device: why_missing(package) if device == "cuda" else f"{package} runs on CUDA only"
 
 
 def peer(path: str) -> Any:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, normalize
 
+from fulmen.bench.peers import why_missing
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PUBLISHED_LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
@@ -57,7 +59,8 @@ class Column:
         fixed: those of ``takes`` that get no gradient.
         heads_first: whether its tensors are contiguous as ``[B, H, N, D]``, and its result is of that form.
         growth: its time grows with this power of the length.
-        unavailable: why it cannot run on a device ("cpu" or "cuda"); empty where it can.
+        peer: the package whose kernels it is on CUDA; empty for fulmen's and torch's own.
+        cuda_only: whether only that package has it; otherwise it is ours on CPU.
     """
 
     name: str
@@ -68,13 +71,16 @@ class Column:
     fixed: tuple[str, ...] = ()
     heads_first: bool = False
     growth: int = 1
-    unavailable: Callable[[str], str] = lambda device: ""
+    peer: str = ""
+    cuda_only: bool = False
 
     def why_not(self, device: str) -> str:
-        """Why it cannot run here on ``device``; empty if it can."""
-        if device == "cuda" and not torch.cuda.is_available():
+        """Why it cannot run here on ``device`` ("cpu" or "cuda"); empty if it can."""
+        if device == "cpu":
+            return f"{self.peer} runs on CUDA only" if self.cuda_only else ""
+        if not torch.cuda.is_available():
             return "torch finds no CUDA device"
-        return self.unavailable(device)
+        return why_missing(self.peer) if self.peer else ""
 
 
 @dataclass(frozen=True)

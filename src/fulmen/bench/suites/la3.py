@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fulmen.bench.peers import only_on_cuda
 from fulmen.bench.softmax import exact_softmax, flash_attention_2, sdpa
 from fulmen.bench.suite import ATTENTION_INPUTS, Column, Preset, Sizes, Suite, batch_head_dim, few_heads
 from fulmen.bench.suites.lasd import EXACT, QKV, linear
@@ -39,7 +38,8 @@ LA3 = Suite(
                 exact_softmax,
                 heads_first=True,
                 growth=2,
-                unavailable=only_on_cuda("flash_attn"),
+                peer="flash_attn",
+                cuda_only=True,
             ),
             Column(
                 "PyTorch-SDPA",

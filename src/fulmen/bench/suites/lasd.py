@@ -10,7 +10,7 @@ from torch import Tensor
 import fulmen
 from fulmen.baselines.gla import gla, simple_gla
 from fulmen.baselines.lightning2 import lightning2_chunk_loop, lightning2_parallel
-from fulmen.bench.peers import on_cuda, peer, why_missing
+from fulmen.bench.peers import peer, why_missing
 from fulmen.bench.softmax import exact_softmax, flash
 from fulmen.bench.suite import (
     ATTENTION_INPUTS,
@@ -108,7 +108,7 @@ LASD = Suite(
                 (*QKV, "by_key"),
                 _gla,
                 EXACT,
-                unavailable=on_cuda("fla"),
+                peer="fla",
             ),
             Column(
                 "GLA_S_K",
@@ -117,7 +117,7 @@ LASD = Suite(
                 (*QKV, "by_token"),
                 _simple_gla,
                 EXACT,
-                unavailable=on_cuda("fla"),
+                peer="fla",
             ),
         )
     },

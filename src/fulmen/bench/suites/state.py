@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from torch import Tensor
 
 import fulmen
 from fulmen.baselines.gla import gla_states
-from fulmen.bench.peers import on_cuda, peer
+from fulmen.bench.peers import peer
 from fulmen.bench.suite import (
     ATTENTION_INPUTS,
     PUBLISHED_LENGTHS,
@@ -40,7 +41,7 @@ def _entering(states: Tensor) -> Tensor:
 def _gla(k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
     if not k.is_cuda:
         return _entering(gla_states(k, v, decay, CHUNK_SIZE))
-    sums = peer("fla.ops.utils.chunk_local_cumsum")(decay, CHUNK_SIZE)
+    sums = peer("fla.ops.utils.chunk_local_cumsum")(decay, CHUNK_SIZE, scale=1 / math.log(2))  # its kernel has exp2
     return peer("fla.ops.common.chunk_h.chunk_fwd_h")(k, v, gk=sums, chunk_size=CHUNK_SIZE, states_in_fp32=True)[0]
 
 
@@ -61,7 +62,7 @@ STATE = Suite(
                 _KEY,
                 _gla,
                 lambda k, v, decay: _entering(_EXACT(k, v, decay)),
-                unavailable=on_cuda("fla"),
+                peer="fla",
             ),
             Column("LAVD_K", 'chunk_states, vector decay on keys, schedule="loop"', _KEY, _states("loop"), _EXACT),
             Column(
