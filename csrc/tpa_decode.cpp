@@ -115,7 +115,8 @@ public:
             pack(aq_rows, h, larger<int64_t>(0, smaller<int64_t>(kPanel, active - h)), call.query_rank, of_ranks);
             float *panel = aq.panel(h / kPanel);
             transpose(of_ranks, call.query_rank, panel);
-            for (int64_t x = 0; x < padded(call.query_rank) * kPanel; x += kLanes) store(panel + x, load(panel + x) * scale);
+            for (int64_t x = 0; x < padded(call.query_rank) * kPanel; x += kLanes)
+                store(panel + x, load(panel + x) * scale);
             if (direct)
                 multiply(q.panel(h / kPanel), blocks(call.key_features), Zero(),
                          Product<AsStored>{bq, panel, blocks(call.query_rank)});
@@ -287,7 +288,7 @@ struct Plan {
     }
 };
 
-// What a worker has: besides its tools two partials, unless those are kept for all slices.
+// What a worker has: its tools, and the partial results of one slice and of all so far.
 struct Desk {
     Decoder decoder;
     Partial total, part;
