@@ -1,4 +1,4 @@
-// Small calls against the plain formulas, to refuse a build that computes wrongly.
+// A small forward and backward of each operator against its definition, to refuse a build that computes wrongly.
 #pragma once
 
 #include "kernels.h"

@@ -48,8 +48,8 @@ def compared(
         return call
 
     calls: dict[str, Call] = {
-        "native": lambda: gated(*inputs),
         "torch": lambda: reference.attend(*heads_first),
+        "native": lambda: gated(*inputs),
         "native, both": both(gated, inputs, grad),
         "torch, both": both(reference.attend, heads_first, grad_heads_first),
     }
