@@ -21,8 +21,8 @@ from fulmen.bench.tables import UNITS, kind_of, published_form, reason
 def page(results: Results) -> str:
     parts = {
         "style": _asset("page.css"),
-        "data": _as_script(page_data(results)),
         "script": _asset("chart.js") + _asset("page.js"),
+        "data": _as_script(page_data(results)),  # last: nothing that was measured is taken for a place to fill
     }
     text = _asset("page.html")
     for name, part in parts.items():
