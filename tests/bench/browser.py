@@ -17,7 +17,7 @@ FLAGS = (
     "--headless", "--remote-debugging-pipe", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu",
     "--disable-background-networking", "--no-first-run",
 )  # fmt: skip
-PATIENCE = 30.0  # seconds, for one answer
+PATIENCE = 120.0  # seconds, for one answer: a busy machine may not run Chromium for a while
 
 
 def find_chromium() -> str | None:
@@ -99,6 +99,8 @@ class Browser:
         deadline = time.monotonic() + PATIENCE
         while self.run("document.readyState") != "complete" or self.run("location.href") != path.as_uri():
             assert time.monotonic() < deadline, f"{path} did not load"
+        # Once shown, the page draws its charts again in their true size.
+        self.run("new Promise(shown => requestAnimationFrame(() => requestAnimationFrame(() => shown(true))))")
 
     def run(self, expression: str) -> Any:
         """The value of a JavaScript expression."""

@@ -116,6 +116,15 @@ def test_a_killed_run_is_resumed(tmp_path):
         assert all(now.cell(cell.n, cell.column) == cell for cell in table.cells)
 
 
+def test_resuming_with_other_options_is_refused(tmp_path, capsys):
+    args = ["bench", *TINY[:-4], "--budget", "1", "--lengths", "8", "--mode", "fwd", "--out", str(tmp_path)]
+    assert main(args) == 0
+    with pytest.raises(SystemExit) as stop:
+        main([*args, "--batch", "3", "--resume"])
+    assert stop.value.code == 2
+    assert "was begun with batch = None, now it is 3; give the same options" in capsys.readouterr().err
+
+
 def test_ctrl_c_leaves_results_and_a_report(tmp_path):
     process = start(*TINY, "--lengths", "8,16,24,32", "--out", str(tmp_path))
     wait_for_cells(tmp_path / "benchmark_results.json", process)

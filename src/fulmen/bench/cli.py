@@ -99,9 +99,13 @@ def run_bench(asked: argparse.Namespace) -> None:
 
     try:
         options = session.options_of(asked)
+        results = None if asked.dry_run else session.begin(options, asked.out, asked.resume)
     except ValueError as error:
         asked.parser.error(str(error))
-    session.run(options, asked.out, asked.json, resume=asked.resume, dry_run=asked.dry_run)
+    if results is None:
+        session.rehearse(options, asked.out, asked.json)
+    else:
+        session.run(options, results, asked.out, asked.json)
 
 
 def run_list(asked: argparse.Namespace) -> None:

@@ -11,7 +11,7 @@ from fulmen.bench.gate import one_line
 from fulmen.bench.peers import why_missing
 from fulmen.bench.plan import Options, Part, plan
 from fulmen.bench.results import Cell, Results
-from fulmen.bench.runner import new_results, now
+from fulmen.bench.runner import now
 from fulmen.bench.suite import DTYPES, Column
 from fulmen.bench.workload import Material, Workload, bytes_of
 from fulmen.gpu.architectures import ARCHITECTURES
@@ -32,9 +32,8 @@ class OnTriton(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def rehearse(options: Options) -> Results:
-    """Memory tables only; a column that needs another package, or a compiler, says so."""
-    results = new_results(options)
+def memory_tables(options: Options, results: Results) -> Results:
+    """Fills the memory tables only; a column that needs another package, or a compiler, says so."""
     for part in plan(options):
         for table in part.tables(options.dtype, options.device):
             if table.metric == "memory":

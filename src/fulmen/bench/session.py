@@ -44,30 +44,40 @@ def options_of(asked: argparse.Namespace) -> Options:
     )
 
 
-def run(options: Options, out: Path, json_path: Path | None, resume: bool, dry_run: bool) -> None:
-    """Measure, print and write. Ctrl-C stops the measuring; what there is until then is printed and written."""
+def begin(options: Options, out: Path, resume: bool) -> Results:
+    """Results to be filled: new ones, or with ``resume`` those in ``out``; ValueError if these have other options."""
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     out.mkdir(parents=True, exist_ok=True)
     path = out / RESULTS
-    if dry_run:
-        _print_plan(options)
-        if options.device == "cuda" and "memory" in options.metrics:
-            from fulmen.bench.dry_run import rehearse
-
-            _keep_previous(path)
-            _present(rehearse(options), out, json_path)
-        return
     if resume and path.exists():
-        results = runner.resumed(options, path)
-    else:
-        _keep_previous(path)
-        results = runner.new_results(options)
+        return runner.resumed(options, path)
+    _keep_previous(path)
+    return runner.new_results(options)
+
+
+def run(options: Options, results: Results, out: Path, json_path: Path | None) -> None:
+    """Measure, print and write. Ctrl-C stops the measuring; what there is until then is printed and written."""
     print(describe(results.environment), flush=True)
     try:
-        runner.run(options, results, path)
+        runner.run(options, results, out / RESULTS)
     finally:
         _present(results, out, json_path)
+
+
+def rehearse(options: Options, out: Path, json_path: Path | None) -> None:
+    """Print the plan and, for a GPU, what memory it would take."""
+    for part in plan(options):
+        section = f" ({part.section})" if part.section else ""
+        for table in part.tables(options.dtype, options.device):
+            print(f"{table.title}{section}: {table.axis} = {', '.join(map(str, part.lengths))}")
+        for column in part.columns:
+            reason = column.why_not(options.device)
+            print(f"  {column.name:<14}{f'not here: {reason}' if reason else 'runs'}")
+    if options.device == "cuda" and "memory" in options.metrics:
+        from fulmen.bench.dry_run import memory_tables
+
+        _present(memory_tables(options, begin(options, out, resume=False)), out, json_path)
 
 
 def _keep_previous(path: Path) -> None:
@@ -86,13 +96,3 @@ def _present(results: Results, out: Path, json_path: Path | None) -> None:
         shutil.copyfile(out / RESULTS, json_path)
         files.append(json_path)
     print("\n" + "\n".join(f"wrote {file}" for file in files))
-
-
-def _print_plan(options: Options) -> None:
-    for part in plan(options):
-        section = f" ({part.section})" if part.section else ""
-        for table in part.tables(options.dtype, options.device):
-            print(f"{table.title}{section}: {table.axis} = {', '.join(map(str, part.lengths))}")
-        for column in part.columns:
-            reason = column.why_not(options.device)
-            print(f"  {column.name:<14}{f'not here: {reason}' if reason else 'runs'}")
