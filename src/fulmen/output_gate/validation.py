@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fulmen.checks import check_inputs
+from fulmen.checks import check_inputs, once_per_signature
 
 CACHES = ((), ("kv",), ("kv", "qkv"))
 
 
+@once_per_signature
 def check_gated_attention(q: Tensor, k: Tensor, v: Tensor, g: Tensor, cache: tuple[str, ...]) -> None:
     check_inputs("[B, N, H, D]", q=q, g=g)
     check_inputs("[B, M, H, D]", k=k, v=v)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fulmen.checks import DTYPES, MAX_SIZE, check_choice, check_scale
+from fulmen.checks import DTYPES, MAX_SIZE, check_choice, check_scale, once_per_signature
 
 SPLITS = ("auto", "batch", "head", "sequence")
 
 
+@once_per_signature
 def check_decode(
     aq: Tensor,
     ak: Tensor,
