@@ -18,3 +18,25 @@ def device(request):
     # A device context costs every call a little, and torch.compile does not see through all of it: not for the default.
     with torch.device(chosen) if chosen == "cuda" else nullcontext():
         yield chosen
+
+
+@pytest.fixture
+def poisoned_workspace(monkeypatch):
+    """Workspace full of NaN, as torch hands out memory that something else has used."""
+    empty = torch.empty
+
+    def poisoned(*size, **options):
+        made = empty(*size, **options)
+        if made.dtype == torch.uint8:
+            made.fill_(0xFF)
+        return made
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+
+
+@pytest.fixture(scope="module")
+def empty_inspection_cache(tmp_path_factory):
+    """Kernels are compiled, not remembered."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield

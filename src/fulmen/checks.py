@@ -52,24 +52,32 @@ def once_per_signature(check: _Check) -> _Check:
     return cast(_Check, checked)
 
 
-def check_inputs(layout: str, **inputs: Tensor) -> None:
-    """What inputs of one ``layout`` must have in common: all but the number of heads and the last dimension."""
-    axes = layout.strip("[]").split(", ")
-    rank = len(axes)
+def check_alike(layout: str, inputs: dict[str, Tensor]) -> None:
+    """Dense tensors of one float dtype on one device; ``layout`` is for the message."""
     first_name, first = next(iter(inputs.items()))
     for name, x in inputs.items():
         if not isinstance(x, Tensor):
-            raise TypeError(f"{name} must be a torch.Tensor {layout}; got {type(x).__name__}")
+            raise TypeError(f"{name} must be {f'a torch.Tensor {layout}'.strip()}; got {type(x).__name__}")
         if x.layout != torch.strided:
             raise TypeError(f"{name} must be a dense tensor; got layout {x.layout}")
-        if x.ndim != rank:
-            raise ValueError(f"{name} must have {rank} dimensions, {layout}; got shape {list(x.shape)}")
         if x.dtype not in DTYPES:
             raise TypeError(f"{name} must be float32, bfloat16, float16 or float64; got {x.dtype}")
         if x.dtype != first.dtype:
             raise TypeError(f"{name} must have the dtype of {first_name}, {first.dtype}; got {x.dtype}")
         if x.device != first.device:
             raise ValueError(f"{name} must be on the device of {first_name}, {first.device}; got {x.device}")
+
+
+def check_inputs(layout: str, **inputs: Tensor) -> None:
+    """What inputs of one ``layout`` must have in common: all but the number of heads and the last dimension."""
+    check_alike(layout, inputs)
+    axes = layout.strip("[]").split(", ")
+    rank = len(axes)
+    first_name, first = next(iter(inputs.items()))
+    for name, x in inputs.items():
+        if x.ndim != rank:
+            raise ValueError(f"{name} must have {rank} dimensions, {layout}; got shape {list(x.shape)}")
+    for name, x in inputs.items():
         if x.shape[: rank - 2] != first.shape[: rank - 2]:
             same = " and ".join(axes[: rank - 2])
             raise ValueError(

@@ -27,20 +27,6 @@ def threads(request):
     torch.set_num_threads(before)
 
 
-@pytest.fixture
-def poisoned_workspace(monkeypatch):
-    """Workspace full of NaN, as torch hands out memory that something else has used."""
-    empty = torch.empty
-
-    def poisoned(*size, **options):
-        made = empty(*size, **options)
-        if made.dtype == torch.uint8:
-            made.fill_(0xFF)
-        return made
-
-    monkeypatch.setattr(torch, "empty", poisoned)
-
-
 @pytest.mark.parametrize("build", BUILDS)
 @pytest.mark.parametrize("form", ALL_FORMS)
 @pytest.mark.usefixtures("poisoned_workspace")
@@ -104,6 +90,25 @@ def test_a_sample_does_not_depend_on_the_batch_around_it(form):
     output, state = fulmen.linear_attention(**alone, return_state=True, backend="native")
     assert torch.equal(output, whole["output"][1:2])
     assert torch.equal(state, whole["state"][1:2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_of_a_constant_decay_over_many_tokens(dtype):
+    """One number for 16384 tokens, from weak to strong decay: each within bfloat16's rounding, strong ones in 1e-4."""
+    torch.manual_seed(0)
+    q, k, v, grad = (torch.randn(1, 16384, 4, 16).to(dtype) for _ in range(4))
+    decay = torch.tensor([-3.0, -0.5, -0.05, -1e-3])
+
+    def gradient(to, backend):
+        leaf = decay.to(to).requires_grad_()
+        inputs = [x if to == torch.float32 else x.to(to) for x in (q, k, v, grad)]
+        output = fulmen.linear_attention(*inputs[:3], decay=leaf, backend=backend)
+        return torch.autograd.grad(output, leaf, inputs[3])[0].double()
+
+    want = gradient(torch.float64, "torch")
+    error = (gradient(torch.float32, "native") - want).abs() / want.abs()
+    assert error.max() <= 2**-8
+    assert error[0] <= 1e-4
 
 
 def test_two_python_threads_at_once():

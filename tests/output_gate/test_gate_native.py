@@ -11,20 +11,6 @@ pytestmark = pytest.mark.skipif(core.core is None, reason=core.why_unavailable)
 BUILDS = core.core.builds if core.core else []
 
 
-@pytest.fixture
-def poisoned_workspace(monkeypatch):
-    """Workspace full of NaN, as torch hands out memory that something else has used."""
-    empty = torch.empty
-
-    def poisoned(*size, **options):
-        made = empty(*size, **options)
-        if made.dtype == torch.uint8:
-            made.fill_(0xFF)
-        return made
-
-    monkeypatch.setattr(torch, "empty", poisoned)
-
-
 @pytest.mark.parametrize("cache", CACHES, ids=lambda cache: "+".join(cache) or "nothing")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("build", BUILDS)

@@ -5,15 +5,11 @@ import torch
 
 from fulmen.gpu.architectures import ARCHITECTURES, interpreted
 
-pytestmark = pytest.mark.skipif(interpreted(), reason="what Triton interprets it does not compile")
+pytestmark = [
+    pytest.mark.skipif(interpreted(), reason="what Triton interprets it does not compile"),
+    pytest.mark.usefixtures("empty_inspection_cache"),
+]
 pytest.importorskip("triton")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "gfx942"])

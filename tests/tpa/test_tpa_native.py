@@ -14,20 +14,6 @@ BUILDS = core.core.builds if core.core else []
 RAGGED = Case(batch=3, tokens=1100, heads=37, rank=20, key_dim=20, value_dim=33, lengths=(1100, 0, 700))
 
 
-@pytest.fixture
-def poisoned_workspace(monkeypatch):
-    """Workspace full of NaN, as torch hands out memory that something else has used."""
-    empty = torch.empty
-
-    def poisoned(*size, **options):
-        made = empty(*size, **options)
-        if made.dtype == torch.uint8:
-            made.fill_(0xFF)
-        return made
-
-    monkeypatch.setattr(torch, "empty", poisoned)
-
-
 @pytest.mark.parametrize("build", BUILDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.usefixtures("poisoned_workspace")

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
+
+from fulmen.bench.measure import interleaved
+
 GEMM = 2048  # the cube of torch's sgemm that others are compared with
 Call = Callable[[], object]
 
@@ -25,3 +29,18 @@ class Figure(NamedTuple):
         if sign * self.value >= sign * self.aim:
             return "aim reached"
         return "reached" if sign * self.value >= sign * self.must else "missed"
+
+
+def threads_over_one(call: Call) -> float:
+    """How many times faster a call is on all threads than on one."""
+    threads = torch.get_num_threads()
+
+    def serial() -> object:
+        torch.set_num_threads(1)
+        try:
+            return call()
+        finally:
+            torch.set_num_threads(threads)
+
+    t = interleaved({"serial": serial, "parallel": call}, seconds=2.0, repeats=9)
+    return t["serial"].median / t["parallel"].median

@@ -15,7 +15,7 @@ from torch.nn.functional import logsigmoid, normalize, scaled_dot_product_attent
 
 import fulmen
 from fulmen import core
-from fulmen.bench.figures import GEMM, Call, Figure
+from fulmen.bench.figures import GEMM, Call, Figure, threads_over_one
 from fulmen.bench.limits_gate import output_gate
 from fulmen.bench.limits_tpa import PARTS as TPA
 from fulmen.bench.measure import interleaved
@@ -84,7 +84,7 @@ def run(json_path: Path | None) -> None:
     figures += workspaces()
     print("\nthe machine:")
     for what, value in machine.items():
-        print(f"  {what:<58}{value:>10.1f}")
+        print(f"  {what:<58}{value:>10.2f}")
     print("\nthe native kernels:")
     print(f"  {'':<58}{'measured':>10}{'must':>8}{'aim':>8}")
     for figure in figures:
@@ -111,6 +111,7 @@ def measure_machine() -> dict[str, float]:
         "FMA peak, GFLOP/s": core.core.fma_burst() / times["fma"].median / 1e9,
         f"torch sgemm {GEMM}³, GFLOP/s": 2 * GEMM**3 / times["gemm"].median / 1e9,
     }
+    machine[f"the same, {torch.get_num_threads()} threads over one"] = threads_over_one(calls["gemm"])
     for size in SWEEP_BYTES:
         moved = 2 * size * repeats[size]
         machine[f"mul_ over {size >> 10} KiB, GB/s read and written"] = moved / times[str(size)].median / 1e9
@@ -165,19 +166,8 @@ def long_sequences() -> list[Figure]:
 
 
 def one_head() -> list[Figure]:
-    call = inputs(16384, 1).call("constant")
-    threads = torch.get_num_threads()
-
-    def serial() -> object:
-        torch.set_num_threads(1)
-        try:
-            return call()
-        finally:
-            torch.set_num_threads(threads)
-
-    t = interleaved({"serial": serial, "parallel": call}, seconds=2.0, repeats=9)
-    ratio = t["serial"].median / t["parallel"].median
-    return [Figure(f"one head, n = 16384, {threads} threads over one", ratio, 1.7, 1.9, "x")]
+    ratio = threads_over_one(inputs(16384, 1).call("constant"))
+    return [Figure(f"one head, n = 16384, {torch.get_num_threads()} threads over one", ratio, 1.7, 1.9, "x")]
 
 
 def growth() -> list[Figure]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import fulmen
-from fulmen.bench.figures import GEMM, Call, Figure
+from fulmen.bench.figures import GEMM, Call, Figure, threads_over_one
 from fulmen.bench.measure import interleaved
 from fulmen.tpa.native import workspace_bytes
 from fulmen.tpa.problem import Decode, decode_of
@@ -64,19 +64,8 @@ def tensor_product_decode() -> list[Figure]:
 
 
 def tensor_product_decode_of_one_sample() -> list[Figure]:
-    call = _native(inputs(16384, batch=1))
-    threads = torch.get_num_threads()
-
-    def serial() -> object:
-        torch.set_num_threads(1)
-        try:
-            return call()
-        finally:
-            torch.set_num_threads(threads)
-
-    t = interleaved({"serial": serial, "parallel": call}, seconds=2.0, repeats=9)
-    ratio = t["serial"].median / t["parallel"].median
-    return [Figure(f"tpa_decode B1 m = 16384, {threads} threads over one", ratio, 1.7, 1.9, "x")]
+    ratio = threads_over_one(_native(inputs(16384, batch=1)))
+    return [Figure(f"tpa_decode B1 m = 16384, {torch.get_num_threads()} threads over one", ratio, 1.7, 1.9, "x")]
 
 
 def tensor_product_workspace() -> list[Figure]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fulmen.checks import DTYPES, MAX_SIZE, check_choice, check_scale, once_per_signature
+from fulmen.checks import MAX_SIZE, check_alike, check_choice, check_scale, once_per_signature
 
 SPLITS = ("auto", "batch", "head", "sequence")
 
@@ -27,7 +27,7 @@ def check_decode(
     split: str,
 ) -> None:
     factors = {"aq": aq, "ak": ak, "av": av, "bq": bq, "bk": bk, "bv": bv}
-    check_factors(factors)
+    check_alike("", factors)
     check_query(aq, bq)
     check_pair("k", ak, bk)
     check_pair("v", av, bv)
@@ -53,22 +53,6 @@ def check_decode(
                 raise ValueError(
                     f"{name} must not require grad: tpa_decode has no gradient; call it under torch.no_grad()"
                 )
-
-
-def check_factors(factors: dict[str, Tensor]) -> None:
-    """What all factors must have in common."""
-    first_name, first = next(iter(factors.items()))
-    for name, x in factors.items():
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} must be a torch.Tensor; got {type(x).__name__}")
-        if x.layout != torch.strided:
-            raise TypeError(f"{name} must be a dense tensor; got layout {x.layout}")
-        if x.dtype not in DTYPES:
-            raise TypeError(f"{name} must be float32, bfloat16, float16 or float64; got {x.dtype}")
-        if x.dtype != first.dtype:
-            raise TypeError(f"{name} must have the dtype of {first_name}, {first.dtype}; got {x.dtype}")
-        if x.device != first.device:
-            raise ValueError(f"{name} must be on the device of {first_name}, {first.device}; got {x.device}")
 
 
 def check_query(aq: Tensor, bq: Tensor) -> None:
