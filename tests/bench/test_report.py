@@ -14,6 +14,7 @@ from fulmen.bench.published import closest
 from fulmen.bench.report import write
 from fulmen.bench.report.findings import key_findings
 from fulmen.bench.report.groups import groups_of
+from fulmen.bench.report.kernels import shared_memory_budget
 from fulmen.bench.report.plots import why_no_plots
 from fulmen.bench.results import Cell, Results, Table, load
 
@@ -122,6 +123,14 @@ def test_shared_memory_comes_from_inspection(small: Results, tmp_path: Path) -> 
     assert "| sm_120 | recompute | dq, recompute, none, 64 channels, bf16 | 12,288 | 101,376 | 12% | 0 of 1 |" in text
     write(small, tmp_path)
     assert "fulmen inspect --json" in (tmp_path / "la3.md").read_text()
+
+
+def test_a_suite_has_the_shared_memory_of_its_own_kernels() -> None:
+    names = ("dv", "tpa head", "gate dv")
+    inspected = [KERNEL | {"kernel": name, "shared": 1000 * i} for i, name in enumerate(names, 1)]
+    for suite, kernel in (("la3", "dv"), ("tpa_decode", "tpa head"), ("flao", "gate dv")):
+        rows = [line for line in shared_memory_budget(suite, inspected)[-1].splitlines() if "sm_120" in line]
+        assert [row.split(" | ")[2].split(",")[0] for row in rows] == [kernel]
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,12 @@ import torch
 from fulmen.bench.report.groups import Group
 from fulmen.bench.tables import markdown
 from fulmen.gpu.architectures import ARCHITECTURES, Architecture
-from fulmen.gpu.tiles import Tile, scan_tile
+from fulmen.gpu.tiles import Tile, scan_tile, tpa_tile
 
 KernelReport = dict[str, Any]  # one kernel, as `fulmen inspect --json` writes it
 LINEAR_ATTENTION = ("state", "lasd", "la3")
+# How the labels of the other suites' kernels begin.
+PREFIXES = {"tpa_decode": "tpa ", "flao": "gate "}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NATIVE = (
     ("chunk", "16", "Tokens walked at once"),
@@ -72,13 +74,23 @@ def _tiles(suite: str, config: dict[str, Any]) -> dict[str, Callable[[Architectu
             "Backward, with a decay's gradient": walk(True, False),
             'Backward of schedule="recompute"': walk(False, True),
         }
+    if suite == "tpa_decode":
+        heads = config.get("heads", 32)
+        return {"Decode (width: heads)": lambda architecture: tpa_tile(architecture, dim, dim, dtype, heads)}
     return {}
+
+
+def _is_of(suite: str, report: KernelReport) -> bool:
+    """Whether an inspected kernel is one of ours that the suite runs."""
+    if report["role"] != "kernel":
+        return False
+    if suite in PREFIXES:
+        return bool(report["kernel"].startswith(PREFIXES[suite]))
+    return not report["kernel"].startswith(tuple(PREFIXES.values()))
 
 
 def shared_memory_budget(suite: str, inspected: list[KernelReport] | None) -> list[str]:
     """The section on shared memory: the kernel that takes most, for each architecture, as compiled."""
-    if suite not in LINEAR_ATTENTION:
-        return []
     heading = "## Shared-Memory Budget"
     if inspected is None:
         how = "`fulmen inspect --json kernels.json`, then `fulmen report RESULTS.json --inspection kernels.json`"
@@ -86,7 +98,7 @@ def shared_memory_budget(suite: str, inspected: list[KernelReport] | None) -> li
             heading,
             f"Not inspected for this report. It needs no GPU: {how}. What stands behind it: `docs/sram.md`.",
         ]
-    ours = [report for report in inspected if report["role"] == "kernel"]
+    ours = [report for report in inspected if _is_of(suite, report)]
     rows = []
     for recompute in (False, True):
         for arch in ARCHITECTURES:
