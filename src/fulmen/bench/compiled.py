@@ -40,6 +40,7 @@ class Compiled:
 
         # A backward is run many times on one graph. It may be compiled later than the forward, so this stays set.
         config.donated_buffer = False
+        # torch declares more than a callable here; with these arguments it returns one.
         inner: Callable[..., Any] = compile_fx(graph, inputs)  # type: ignore[assignment]
 
         def run(*args: Any) -> Any:

@@ -40,6 +40,7 @@ def _words(p: Decode) -> c.Words:
         *(0 if p.seqlens is None else p.seqlens.data_ptr(), _SPLITS[p.split], torch.get_num_threads(), p.scale),
         *(*c.tensor(p.aq), *c.tensor(p.ak), *c.tensor(p.av), *c.tensor(p.bq), *c.tensor(p.bk), *c.tensor(p.bv)),
     )
+    # One of the words is the scale, a float.
     return words  # type: ignore[return-value]
 
 

@@ -87,6 +87,7 @@ def workspaces(target: Target) -> Iterator[Workspace]:
         yield Workspace(decay, "forward", used.peak - used.held, allowed_workspace(target, "forward"))
         output, leaves = forward(), list(call.values())
         gradient = torch.ones_like(output)
+        # Called before the loop goes on.
         used = memory_use(lambda: torch.autograd.grad(output, leaves, gradient), target.device)  # noqa: B023
         yield Workspace(decay, "backward", used.peak - used.held, allowed_workspace(target, "backward"))
 
@@ -97,6 +98,7 @@ def times(target: Target, seconds: float) -> dict[str, Timing]:
     calls: dict[str, Callable[[], object]] = {}
     for decay in decays_of(target):
         call = tensors(size, decay, target.device)
+        # mypy has no type for the default that binds this round's call.
         calls[decay] = lambda call=call: fulmen.linear_attention(**call, backend=target.backend)  # type: ignore[misc]
     q, k, v = (tensors(size, "none", target.device)[name].transpose(1, 2).contiguous() for name in "qkv")
     calls[SOFTMAX] = lambda: scaled_dot_product_attention(q, k, v, is_causal=True)
