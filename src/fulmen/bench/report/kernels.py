@@ -46,13 +46,14 @@ def kernel_configuration(suite: str, groups: list[Group]) -> list[str]:
         alike: dict[Tile, list[str]] = {}
         for architecture in ARCHITECTURES.values():
             alike.setdefault(tile_on(architecture), []).append(architecture.name)
-        rows += [[kernel, ", ".join(names), *map(str, tile)] for tile, names in alike.items()]
+        for tile, names in alike.items():
+            rows.append([kernel, ", ".join(names), *("" if value is None else str(value) for value in tile)])
     if not rows:
         return []
     about = (
         f"GPU, {config['dim']} channels, {config['dtype']}: from the table of tiles (`gpu/tiles.py`), not autotuned."
     )
-    header = ["Kernel", "Architectures", "Chunk", "Width", "num_warps", "num_stages"]
+    header = ["Kernel", "Architectures", "Chunk", "Width", "num_warps", "Slices", "maxnreg", "num_stages"]
     sections = ["## Kernel Configuration", about, markdown(header, rows)]
     if suite in LINEAR_ATTENTION:
         sections += ["CPU core:", markdown(["Parameter", "Value", "Notes"], [list(row) for row in NATIVE])]
