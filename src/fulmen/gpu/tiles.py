@@ -96,3 +96,30 @@ def tpa_tile(architecture: Architecture, key_size: int, value_size: int, dtype: 
     chunk = 16 if large > 256 or (dtype == torch.float32 and large > 64) else 32
     warps = 8 if architecture.backend == "cuda" or large > 128 else 4
     return Tile(chunk, min(padded(heads), 32 if large <= 256 else 16), warps)
+
+
+class ProductTile(NamedTuple):
+    chunk: int  # tokens at once
+    depth: int  # channels of x in one program (a sum of outer products) or in one product (rows times a matrix)
+    width: int  # channels of the result's other axis
+    warps: int
+    stages: int = 1
+
+
+# The largest that spill nothing in bfloat16 and float16; float32 operands take twice the room.
+_GATE_SUM = {2: ProductTile(32, 128, 64, 8), 4: ProductTile(16, 64, 64, 8)}  # by the bytes of an element
+_GATE_ROWS = {2: ProductTile(64, 64, 64, 8), 4: ProductTile(32, 32, 64, 8)}
+
+
+def gate_sum_tile(rows: int, columns: int, dtype: torch.dtype) -> ProductTile:
+    """For the sum over tokens of outer products, ``[rows, columns]``."""
+    return _fitted(_GATE_SUM[dtype.itemsize], rows, columns)
+
+
+def gate_rows_tile(depth: int, columns: int, dtype: torch.dtype) -> ProductTile:
+    """For rows of ``depth`` channels times a matrix ``[depth, columns]``."""
+    return _fitted(_GATE_ROWS[dtype.itemsize], depth, columns)
+
+
+def _fitted(tile: ProductTile, depth: int, width: int) -> ProductTile:
+    return tile._replace(depth=min(tile.depth, padded(depth)), width=min(tile.width, padded(width)))
