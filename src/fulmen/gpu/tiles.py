@@ -106,19 +106,23 @@ class ProductTile(NamedTuple):
     stages: int = 1
 
 
-# The largest that spill nothing in bfloat16 and float16; float32 operands take twice the room.
-_GATE_SUM = {2: ProductTile(32, 128, 64, 8), 4: ProductTile(16, 64, 64, 8)}  # by the bytes of an element
-_GATE_ROWS = {2: ProductTile(64, 64, 64, 8), 4: ProductTile(32, 32, 64, 8)}
+# The largest that spill nothing in bfloat16 and float16, since each tile of the result reads its operands anew; float32
+# operands take twice the room. By the bytes of an element.
+_GATE_SUM = {2: ProductTile(32, 128, 128, 8), 4: ProductTile(16, 64, 64, 8)}
+_GATED_SUM_WIDTH = 64  # 128 spill on sm_120
+_GATE_ROWS = {2: ProductTile(128, 32, 128, 8), 4: ProductTile(32, 32, 64, 8)}
+_NARROW_GATE_ROWS = {2: ProductTile(128, 16, 64, 8), 4: ProductTile(32, 32, 64, 8)}  # for at most 64 columns
 
 
-def gate_sum_tile(rows: int, columns: int, dtype: torch.dtype) -> ProductTile:
-    """For the sum over tokens of outer products, ``[rows, columns]``."""
-    return _fitted(_GATE_SUM[dtype.itemsize], rows, columns)
+def gate_sum_tile(rows: int, columns: int, dtype: torch.dtype, gated: bool) -> ProductTile:
+    """For the sum over tokens of outer products, ``[rows, columns]``; ``gated`` where columns have a factor."""
+    return _fitted(_GATE_SUM[dtype.itemsize], rows, min(columns, _GATED_SUM_WIDTH) if gated else columns)
 
 
 def gate_rows_tile(depth: int, columns: int, dtype: torch.dtype) -> ProductTile:
     """For rows of ``depth`` channels times a matrix ``[depth, columns]``."""
-    return _fitted(_GATE_ROWS[dtype.itemsize], depth, columns)
+    tiles = _NARROW_GATE_ROWS if columns <= 64 else _GATE_ROWS
+    return _fitted(tiles[dtype.itemsize], depth, columns)
 
 
 def _fitted(tile: ProductTile, depth: int, width: int) -> ProductTile:

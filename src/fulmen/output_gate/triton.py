@@ -52,7 +52,7 @@ def _sum_outer(x: Tensor, y: Tensor, *, gate: Tensor | None = None, into: Tensor
     batch, length, heads, rows = x.shape
     columns = y.shape[3]
     sums = x.new_empty(batch, heads, rows, columns, dtype=torch.float32) if into is None else into
-    tile = gate_sum_tile(rows, columns, x.dtype)
+    tile = gate_sum_tile(rows, columns, x.dtype, gate is not None)
     programs = batch * heads * triton.cdiv(rows, tile.depth) * triton.cdiv(columns, tile.width)
     if programs == 0:
         return sums

@@ -81,7 +81,8 @@ def _tiles(suite: str, config: dict[str, Any]) -> dict[str, Callable[[Architectu
         heads = config.get("heads", 32)
         return {"Decode (width: heads)": lambda architecture: tpa_tile(architecture, dim, dim, dtype, heads)}
     return {
-        "Sums of outer products: kv, dkv": lambda architecture: gate_sum_tile(dim, dim, dtype),
+        "Sum of outer products: kv": lambda architecture: gate_sum_tile(dim, dim, dtype, gated=False),
+        "The same of gated rows: dkv": lambda architecture: gate_sum_tile(dim, dim, dtype, gated=True),
         "Rows times a matrix: o, dq, dk, dv, dg": lambda architecture: gate_rows_tile(dim, dim, dtype),
     }
 
