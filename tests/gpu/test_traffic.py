@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from fulmen.gpu.architectures import ARCHITECTURES, interpreted
 
@@ -97,3 +98,15 @@ def test_the_default_forward_requests_little_more_than_the_minimum():
     }
     assert ratios["auto"] <= 1.6
     assert ratios["parallel"] == pytest.approx(4.25, abs=0.01)
+
+
+@pytest.mark.skipif(interpreted(), reason="what Triton interprets it does not record")
+@pytest.mark.parametrize(("heads", "kernels"), [(32, ["summarise"]), (1, ["summarise", "sum_segments", "fold"])])
+def test_chunk_states_are_read_once_where_heads_fill_the_card(heads, kernels):
+    from fulmen.gpu.dry_run import dry_run
+    from fulmen.gpu.workloads import _backend, _states
+
+    with dry_run(ARCHITECTURES["sm_80"]) as (launches, _):
+        p = _states("key", "auto", 4, 1024, heads, 128, torch.bfloat16)
+        _backend.states_forward(p, torch.empty(p.states_shape))
+    assert [launch.kernel for launch in launches] == kernels
