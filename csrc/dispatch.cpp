@@ -22,7 +22,7 @@ struct Build {
 };
 
 #if defined(__x86_64__)
-extern const Kernels kernels_avx512, kernels_avx512_on_avx2, kernels_avx2, kernels_baseline;
+extern const Kernels kernels_avx512_bf16, kernels_avx512, kernels_avx512_on_avx2, kernels_avx2, kernels_baseline;
 namespace {
 bool has_f16c() {  // a name that Clang's __builtin_cpu_supports has learnt only lately
     unsigned eax, ebx, ecx, edx;
@@ -37,10 +37,12 @@ bool has_avx512() {
            __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vl");
 }
+bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
 bool always() { return true; }
 
 // Best first, but for the last: the 512-bit source on 256-bit registers exists for tests.
-const Build builds[] = {{"avx512", &kernels_avx512, has_avx512},
+const Build builds[] = {{"avx512_bf16", &kernels_avx512_bf16, has_avx512_bf16},
+                        {"avx512", &kernels_avx512, has_avx512},
                         {"avx2", &kernels_avx2, has_avx2},
                         {"baseline", &kernels_baseline, always},
                         {"avx512_on_avx2", &kernels_avx512_on_avx2, has_avx2}};

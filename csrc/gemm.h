@@ -5,6 +5,9 @@
 // within a 16 x 16 block every offset is a compile-time constant. The left factor may be read as it stands or
 // transposed; the right factor always supplies its rows, from a panel or from the caller's memory.
 //
+// An element of a factor is a float, or a pair of bfloat16 that are neighbours along the axis that is summed over: 4 bytes
+// either way, so that only the multiply-add knows the difference, and pairs halve the depth. Results are floats.
+//
 // Each element of a product is one chain of multiply-adds in the order of depth, whatever the tile: how the work is
 // split over rows and columns never changes a bit.
 #pragma once
@@ -19,11 +22,13 @@ constexpr int kBlock = kPanel * kPanel;
 
 FULMEN_INLINE int64_t padded(int64_t n) { return (n + kPanel - 1) / kPanel * kPanel; }
 
-struct Panels {
-    float *data;
+template <class Element> struct PanelsOf {
+    Element *data;
     int64_t stride;
-    float *panel(int64_t p) const { return data + p * stride; }
+    Element *panel(int64_t p) const { return data + p * stride; }
+    Element *at(int64_t row, int64_t column) const { return panel(column / kPanel) + row * kPanel + column % kPanel; }
 };
+typedef PanelsOf<float> Panels;
 
 // One cache line between panels, or panels of 128 rows would all start in the same cache set.
 FULMEN_INLINE int64_t panel_stride(int64_t rows) { return padded(rows) * kPanel + kPanel; }
@@ -32,32 +37,37 @@ FULMEN_INLINE int64_t panels_size(int64_t rows, int64_t columns) {
 }
 
 // The left factor, as stored. rows(b) is where row block b begins, next_depth() leads to the next 16 of its columns.
-struct AsStored {
-    const float *data;
+template <class Element_> struct AsStoredOf {
+    typedef Element_ Element;
+    const Element *data;
     int64_t stride;
-    const float *rows(int64_t block) const { return data + block * kBlock; }
+    const Element *rows(int64_t block) const { return data + block * kBlock; }
     int64_t next_depth() const { return stride; }
     static constexpr int offset(int row, int depth) { return row * kPanel + depth; }
-    AsStored(Panels x) : data(x.data), stride(x.stride) {}
+    AsStoredOf(PanelsOf<Element> x) : data(x.data), stride(x.stride) {}
 };
+typedef AsStoredOf<float> AsStored;
 
 // The left factor is the transpose of what is stored.
-struct Transposed {
-    const float *data;
+template <class Element_> struct TransposedOf {
+    typedef Element_ Element;
+    const Element *data;
     int64_t stride;
-    const float *rows(int64_t block) const { return data + block * stride; }
+    const Element *rows(int64_t block) const { return data + block * stride; }
     int64_t next_depth() const { return kBlock; }
     static constexpr int offset(int row, int depth) { return depth * kPanel + row; }
-    Transposed(Panels x) : data(x.data), stride(x.stride) {}
+    TransposedOf(PanelsOf<Element> x) : data(x.data), stride(x.stride) {}
 };
+typedef TransposedOf<float> Transposed;
 
 // Sixteen columns of the right factor: a panel, or rows in the caller's memory.
-struct Panel {
-    const float *data;
-    FULMEN_MEMBER const float *row(int depth) const { return data + depth * kPanel; }
+template <class Element> struct PanelOf {
+    const Element *data;
+    FULMEN_MEMBER const Element *row(int depth) const { return data + depth * kPanel; }
     FULMEN_MEMBER void next_depth() { data += kBlock; }
-    Panel(const float *panel) : data(panel) {}
+    PanelOf(const Element *panel) : data(panel) {}
 };
+typedef PanelOf<float> Panel;
 struct Columns {
     const float *data;
     int64_t stride;
@@ -66,7 +76,7 @@ struct Columns {
 };
 
 // left * right for sixteen columns of right.
-template <class Left, class Right = Panel> struct Product {
+template <class Left, class Right = PanelOf<typename Left::Element>> struct Product {
     Left left;
     Right right;
     int64_t depth;  // in blocks
@@ -109,19 +119,19 @@ struct Scale {
 template <int Row, int Column, int Rows, int Vecs, class Left, class Right>
 FULMEN_INLINE void accumulate(Vec (&acc)[Rows][Vecs], int64_t block, const Product<Left, Right> &product) {
     const int64_t next = product.left.next_depth();
-    const float *a = product.left.rows(block);
+    const typename Left::Element *a = product.left.rows(block);
     Right b = product.right;
     for (int64_t p = 0; p < product.depth; ++p, a += next, b.next_depth()) {
 #pragma GCC unroll 16
         for (int k = 0; k < kPanel; ++k) {
-            Vec right[Vecs];
+            decltype(load(a)) right[Vecs];
 #pragma GCC unroll 4
             for (int v = 0; v < Vecs; ++v) right[v] = load(b.row(k) + Column + v * kLanes);
 #pragma GCC unroll 16
             for (int r = 0; r < Rows; ++r) {
-                Vec left = broadcast(a[Left::offset(Row + r, k)]);
+                const auto left = broadcast(a[Left::offset(Row + r, k)]);
 #pragma GCC unroll 4
-                for (int v = 0; v < Vecs; ++v) acc[r][v] += left * right[v];
+                for (int v = 0; v < Vecs; ++v) acc[r][v] = multiply_add(left, right[v], acc[r][v]);
             }
         }
     }

@@ -1,6 +1,7 @@
 #include "self_check.h"
 
 #include <math.h>
+#include <string.h>
 
 #include <vector>
 
@@ -98,9 +99,31 @@ bool tpa_decode_is_right(const Kernels &kernels) {
     return true;
 }
 
-// The output gate on the same numbers: q, k, v as they are, g as the gate and as the gradient of the output.
-bool gate_is_right(const Kernels &kernels) {
-    std::vector<float> q = numbers(N * D, 1), k = numbers(N * D, 2), v = numbers(N * E, 3), g = numbers(N * E, 4);
+// A float32 input of the output gate, or the same rounded to multiples of 1/64, which bfloat16 has, in both.
+struct GateInput {
+    std::vector<float> values;
+    std::vector<uint16_t> halves;
+    int64_t features, dtype;
+    GateInput(int64_t features, uint32_t seed, int64_t dtype)
+        : values(numbers(N * features, seed)), features(features), dtype(dtype) {
+        if (dtype == FULMEN_FLOAT32) return;
+        for (float &x : values) {
+            x = rintf(x * 64) / 64;
+            uint32_t bits;
+            memcpy(&bits, &x, sizeof bits);
+            halves.push_back((uint16_t)(bits >> 16));
+        }
+    }
+    fulmen_tensor tensor() {
+        return {dtype == FULMEN_FLOAT32 ? (void *)values.data() : (void *)halves.data(), dtype, 0, features, 0};
+    }
+};
+
+// The output gate on the same numbers: q, k, v as they are, g as the gate and as the gradient of the output. Results are
+// float32 for either dtype.
+bool gate_is_right(const Kernels &kernels, int64_t dtype) {
+    GateInput given[] = {{D, 1, dtype}, {D, 2, dtype}, {E, 3, dtype}, {E, 4, dtype}};
+    const std::vector<float> &q = given[0].values, &k = given[1].values, &v = given[2].values, &g = given[3].values;
     std::vector<float> o(g.size()), dq(q.size()), dk(k.size()), dv(v.size()), dg(g.size());
     fulmen_gate_forward_call forward = {};
     fulmen_gate_problem &p = forward.problem;
@@ -109,7 +132,7 @@ bool gate_is_right(const Kernels &kernels) {
     p.queries = p.keys = N;
     p.key_features = D;
     p.value_features = E;
-    p.q = tensor(q, D), p.k = tensor(k, D), p.v = tensor(v, E), p.g = tensor(g, E);
+    p.q = given[0].tensor(), p.k = given[1].tensor(), p.v = given[2].tensor(), p.g = given[3].tensor();
     forward.output = tensor(o, E);
     fulmen_gate_backward_call backward = {p, p.g, tensor(dq, D), tensor(dk, D), tensor(dv, E), tensor(dg, E)};
     const int64_t needed = kernels.gate_backward_workspace(backward);  // the forward needs less
@@ -213,7 +236,8 @@ bool attention_is_right(const Kernels &kernels) {
 }  // namespace
 
 bool self_check(const Kernels &kernels) {
-    return attention_is_right(kernels) && tpa_decode_is_right(kernels) && gate_is_right(kernels);
+    return attention_is_right(kernels) && tpa_decode_is_right(kernels) && gate_is_right(kernels, FULMEN_FLOAT32) &&
+           gate_is_right(kernels, FULMEN_BFLOAT16);
 }
 
 }  // namespace fulmen

@@ -51,26 +51,25 @@ template <class F> FULMEN_INLINE void with_type(int64_t dtype, F f) {
         f(Float16());
 }
 
-template <class T> FULMEN_INLINE void load_features(T type, const typename T::Stored *from, int64_t n, float *to) {
-    int64_t f = 0;
-    for (; f + kLanes <= n; f += kLanes) store(to + f, load_as(type, from + f));
-    if (f < n) {
-        typename T::Stored rest[kLanes] = {};
-        for (int64_t l = 0; l < n - f; ++l) rest[l] = from[f + l];
-        store(to + f, load_as(type, rest));
-        f += kLanes;
-    }
-    for (; f < kPanel; f += kLanes) store(to + f, Vec{});
+// As many of kLanes as there are; the rest is 0, or is not written.
+template <class T> FULMEN_INLINE Vec load_some(T type, const typename T::Stored *from, int64_t n) {
+    if (n >= kLanes) return load_as(type, from);
+    typename T::Stored some[kLanes] = {};
+    for (int64_t l = 0; l < n; ++l) some[l] = from[l];
+    return load_as(type, some);
+}
+template <class T> FULMEN_INLINE void store_some(T type, typename T::Stored *to, Vec x, int64_t n) {
+    if (n >= kLanes) return store_as(type, to, x);
+    typename T::Stored some[kLanes];
+    store_as(type, some, x);
+    for (int64_t l = 0; l < n; ++l) to[l] = some[l];
 }
 
+template <class T> FULMEN_INLINE void load_features(T type, const typename T::Stored *from, int64_t n, float *to) {
+    for (int64_t f = 0; f < n; f += kLanes) store(to + f, load_some(type, from + f, n - f));
+}
 template <class T> FULMEN_INLINE void store_features(T type, const float *from, int64_t n, typename T::Stored *to) {
-    int64_t f = 0;
-    for (; f + kLanes <= n; f += kLanes) store_as(type, to + f, load(from + f));
-    if (f < n) {
-        typename T::Stored rest[kLanes];
-        store_as(type, rest, load(from + f));
-        for (int64_t l = 0; l < n - f; ++l) to[f + l] = rest[l];
-    }
+    for (int64_t f = 0; f < n; f += kLanes) store_some(type, to + f, load(from + f), n - f);
 }
 
 // Tokens [first, first + count) as one block of rows per panel, padded with zeros to 16 rows and whole panels. Absent
@@ -85,8 +84,8 @@ static inline void pack(Rows rows, int64_t first, int64_t count, int64_t feature
             for (; (p + 1) * kPanel <= features; ++p)
                 for (int v = 0; v < kPanel; v += kLanes)
                     store(to.panel(p) + r * kPanel + v, load_as(type, row + p * kPanel + v));
-            if (p * kPanel < features)
-                load_features(type, row + p * kPanel, features - p * kPanel, to.panel(p) + r * kPanel);
+            for (int64_t f = p * kPanel; f < padded(features); f += kLanes)
+                store(to.at(r, f), load_some(type, row + f, features - f));
         }
     });
     for (int64_t p = 0; p * kPanel < features; ++p)
@@ -98,9 +97,8 @@ static inline void unpack(Panels from, int64_t first, int64_t count, int64_t fea
         typedef typename decltype(type)::Stored Stored;
         for (int64_t r = 0; r < count; ++r) {
             Stored *row = (Stored *)rows.row(first + r);
-            for (int64_t p = 0; p * kPanel < features; ++p)
-                store_features(type, from.panel(p) + r * kPanel, smaller<int64_t>(kPanel, features - p * kPanel),
-                               row + p * kPanel);
+            for (int64_t f = 0; f < features; f += kLanes)
+                store_some(type, row + f, load(from.at(r, f)), features - f);
         }
     });
 }
@@ -164,7 +162,10 @@ public:
         used += (n * 4 + 63) / 64 * 64;
         return piece;
     }
-    Panels panels(int64_t rows, int64_t columns) { return {floats(panels_size(rows, columns)), panel_stride(rows)}; }
+    // Of floats, or of pairs, which are as large.
+    template <class Element = float> PanelsOf<Element> panels(int64_t rows, int64_t columns) {
+        return {(Element *)floats(panels_size(rows, columns)), panel_stride(rows)};
+    }
     int64_t bytes() const { return used; }
 
 private:

@@ -1,0 +1,135 @@
+// Rows of a head, and matrices, as factors of products: in floats, or in pairs of bfloat16 (kPairs).
+//
+// A product over features takes rows as they stand, and a pair is two features of a token. A product over tokens takes
+// them transposed, and a pair is two tokens of a feature. Floats serve both ways.
+#pragma once
+
+#include <type_traits>
+
+#include "views.h"
+
+namespace fulmen {
+namespace FULMEN_ISA {
+
+// How many numbers along the summed axis one element holds.
+template <class Element> constexpr int64_t kNumbers = std::is_same<Element, Pair>::value ? 2 : 1;
+template <class Element> FULMEN_INLINE int64_t elements(int64_t n) {
+    return (n + kNumbers<Element> - 1) / kNumbers<Element>;
+}
+// The depth of a product over n numbers.
+template <class Element> FULMEN_INLINE int64_t depth_blocks(int64_t n) { return padded(elements<Element>(n)) / kPanel; }
+
+// Calls f with the element in which inputs of a dtype are multiplied.
+template <class F> FULMEN_INLINE auto with_element(int64_t dtype, F f) {
+    if constexpr (kPairs)
+        if (dtype == FULMEN_BFLOAT16) return f(Pair());
+    return f(float());
+}
+
+struct Use {
+    bool over_features, over_tokens;
+};
+
+// Some tokens, filled anew for each chunk. Padding is zero.
+template <class Element> class Operand;
+
+template <> class Operand<float> {
+public:
+    const int64_t features;
+    Operand(Arena &arena, int64_t tokens, int64_t features, Use)
+        : features(features), panels(arena.panels(tokens, features)) {}
+    Panels over_features() const { return panels; }
+    Panels over_tokens() const { return panels; }
+
+    void load(Rows rows, int64_t count) const {
+        for (int64_t r = 0; r < count; r += kPanel)
+            pack(rows, r, smaller<int64_t>(kPanel, count - r), features, {panels.data + r * kPanel, panels.stride});
+    }
+    // value(token, feature) is a vector from that feature on, with zeros after the last.
+    template <class F> void fill(int64_t count, F value) const {
+        for (int64_t r = 0; r < padded(count); ++r)
+            for (int64_t f = 0; f < padded(features); f += kLanes)
+                store(panels.at(r, f), r < count ? value(r, f) : Vec{});
+    }
+
+private:
+    const Panels panels;
+};
+
+template <> class Operand<Pair> {
+public:
+    const int64_t features;
+    Operand(Arena &arena, int64_t tokens, int64_t features, Use use)
+        : features(features),
+          by_feature(use.over_features ? arena.panels<Pair>(tokens, elements<Pair>(features)) : PanelsOf<Pair>{}),
+          by_token(use.over_tokens ? arena.panels<Pair>(elements<Pair>(tokens), features) : PanelsOf<Pair>{}),
+          use(use) {}
+    PanelsOf<Pair> over_features() const { return by_feature; }
+    PanelsOf<Pair> over_tokens() const { return by_token; }
+
+    // Rows of bfloat16.
+    void load(Rows rows, int64_t count) const {
+        fill_pairs(count, [&](int64_t r, int64_t f) {
+            const uint16_t *from = (const uint16_t *)rows.row(r) + f;
+            if (f + 2 * kLanes <= features) return load_pairs(from);
+            uint16_t some[2 * kLanes] = {};
+            for (int64_t l = 0; l < features - f; ++l) some[l] = from[l];
+            return load_pairs(some);
+        });
+    }
+    // As for floats; values are rounded.
+    template <class F> void fill(int64_t count, F value) const {
+        fill_pairs(count, [&](int64_t r, int64_t f) { return in_pairs(value(r, f), value(r, f + kLanes)); });
+    }
+
+private:
+    const PanelsOf<Pair> by_feature, by_token;
+    const Use use;
+
+    // pairs(token, feature) is a vector of pairs of features.
+    template <class F> FULMEN_MEMBER void fill_pairs(int64_t count, F pairs) const {
+        const int64_t blocks = use.over_tokens ? 2 * kPanel : kPanel;  // of tokens
+        for (int64_t r = 0; r < (count + blocks - 1) / blocks * blocks; r += 2)
+            for (int64_t f = 0; f < features; f += 2 * kLanes) {
+                BitVec first = r < count ? pairs(r, f) : BitVec{}, second = r + 1 < count ? pairs(r + 1, f) : BitVec{};
+                if (use.over_features) {
+                    store(by_feature.at(r, f / 2), first);
+                    store(by_feature.at(r + 1, f / 2), second);
+                }
+                if (use.over_tokens) {
+                    pair_rows(first, second);
+                    store(by_token.at(r / 2, f), first);
+                    if (f + kLanes < padded(features)) store(by_token.at(r / 2, f + kLanes), second);
+                }
+            }
+    }
+};
+
+// A matrix as the right factor of a product over its rows: rounded, in pairs of rows.
+static inline void pair_matrix(Panels from, int64_t rows, int64_t columns, PanelsOf<Pair> to) {
+    for (int64_t r = 0; r < 2 * padded(elements<Pair>(rows)); r += 2)
+        for (int64_t c = 0; c < padded(columns); c += kLanes)
+            store(to.at(r / 2, c), r < rows ? lane_pairs(load(from.at(r, c)), load(from.at(r + 1, c))) : BitVec{});
+}
+
+// Its transpose, as the right factor of a product over its columns.
+static inline void transpose_matrix(Panels from, int64_t rows, int64_t columns, Panels to) {
+    for (int64_t r = 0; r < rows; r += kPanel)
+        for (int64_t c = 0; c < columns; c += kPanel) transpose_block(from.at(r, c), to.at(c, r));
+}
+static inline void transpose_matrix(Panels from, int64_t rows, int64_t columns, PanelsOf<Pair> to) {
+    Pair block[kBlock];
+    auto value = [&](int64_t r, int64_t c) { return c < padded(columns) ? load(from.at(r, c)) : Vec{}; };
+    for (int64_t r = 0; r < rows; r += kPanel)
+        for (int64_t c = 0; c < columns; c += 2 * kPanel) {
+            for (int64_t i = 0; i < kPanel; ++i)
+                for (int64_t j = 0; j < kPanel; j += kLanes) {
+                    const int64_t column = c + 2 * j;
+                    store(block + i * kPanel + j, in_pairs(value(r + i, column), value(r + i, column + kLanes)));
+                }
+            transpose_block(block, to.at(c / 2, r));
+        }
+}
+
+}  // namespace FULMEN_ISA
+}  // namespace fulmen
