@@ -16,6 +16,14 @@ def output_file(text: str) -> Path:
     return path
 
 
+def output_folder(text: str) -> Path:
+    """A path where a folder is, or can be made."""
+    path = Path(text)
+    if path.exists() and not path.is_dir():
+        raise argparse.ArgumentTypeError(f"{path} is not a folder")
+    return path
+
+
 def input_file(text: str) -> Path:
     """The path of a file that is there."""
     path = Path(text)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 MAX_SIZE = 512
@@ -28,6 +29,8 @@ def once_per_signature(check: _Check) -> _Check:
     def checked(*args: Any) -> None:
         if torch.compiler.is_compiling():
             return check(*args)
+        if forward_ad._current_level >= 0:
+            _refuse_tangents(args)
         try:
             signature = (
                 torch.is_grad_enabled(),
@@ -50,6 +53,12 @@ def once_per_signature(check: _Check) -> _Check:
         return None
 
     return cast(_Check, checked)
+
+
+def _refuse_tangents(args: tuple[Any, ...]) -> None:
+    """torch would drop the tangents of a custom op's inputs without a word."""
+    if any(isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in args):
+        raise RuntimeError("fulmen has no forward-mode derivatives (torch.func.jvp, jacfwd): use reverse mode")
 
 
 def check_alike(layout: str, inputs: dict[str, Tensor]) -> None:

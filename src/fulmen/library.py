@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fulmen.tensors import autocast_enabled
+
 _library = torch.library.Library("fulmen", "DEF")
 implementations: dict[str, Callable[..., Any]] = {}  # by the op's name; their last argument is the backend
 
@@ -22,10 +24,9 @@ def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any], tenso
 
     def run_without_autocast(*args: Any) -> Any:
         # Autocast would reach the torch operations inside a backend and round what is computed in float32.
-        device = args[tensor].device.type
-        if not torch.is_autocast_enabled(device):
+        if not autocast_enabled(args[tensor]):
             return run(*args)
-        with torch.autocast(device, enabled=False):
+        with torch.autocast(args[tensor].device.type, enabled=False):
             return run(*args)
 
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))

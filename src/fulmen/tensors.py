@@ -16,10 +16,16 @@ def dense(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
+def autocast_enabled(x: Tensor) -> bool:
+    """On the device of ``x``; some, such as meta, have no autocast."""
+    device = x.device.type
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
 def autocast(*inputs: Tensor) -> tuple[Tensor, ...]:
     """Inputs as autocast wants them; decays and states, which keep their precision, do not come here."""
     first = inputs[0]
-    if not isinstance(first, Tensor) or not torch.is_autocast_enabled(first.device.type):
+    if not isinstance(first, Tensor) or not autocast_enabled(first):
         return inputs
     dtype = torch.get_autocast_dtype(first.device.type)
     return tuple(

@@ -35,6 +35,9 @@ TINY = (
     [
         (("fulmen",), "no suite 'fulmen'; there are state, lasd, la3, tpa_decode, flao and limits"),
         (("limits", "lasd"), "limits runs alone"),
+        (("limits", "--threads", "1"), "limits takes no option but --json; got --threads"),
+        (("lasd", "--columns", ","), "expected names separated by commas, got ','"),
+        (("lasd", "--out", __file__), "is not a folder"),
         (("lasd", "--columns", "LASD_Q"), "no column 'LASD_Q' in lasd; there are LASD_R, LASD_P"),
         (("state", "--mode", "bwd"), "state has no bwd"),
         (("lasd", "--rank", "4"), "lasd has no rank"),

@@ -56,6 +56,15 @@ def test_exit_codes_for_ci(tmp_path, capsys, limit, status):
     assert "2 cells: 0 better, 1 same, 1 worse" in output
 
 
+@pytest.mark.parametrize(("reason", "status"), [("wrong: off by nan", 1), ("over the time budget: 3 s", 0)])
+def test_a_cell_that_broke_is_worse(tmp_path, capsys, reason, status):
+    before, after = tmp_path / "before.json", tmp_path / "after.json"
+    results(timed(10.0), timed(50.0, column="Flash")).save(before)
+    results(Cell(1024, "LASD_P", skipped=reason), timed(50.0, column="Flash")).save(after)
+    assert main(["compare", str(before), str(after), "--fail-over", "10%"]) == status
+    assert ("10.000 ms -> wrong: off by nan" in capsys.readouterr().out) == bool(status)
+
+
 def test_measured_ratios_stand_beside_the_published_ones(tmp_path, capsys):
     path = tmp_path / "results.json"
     results(timed(10.0), timed(25.0, column="Flash")).save(path)

@@ -1,8 +1,12 @@
 """The suites against the published reports."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from fulmen.bench import published
+from fulmen.bench.gate import Gate
 from fulmen.bench.plan import Options, plan
 from fulmen.bench.suites import SUITES
 
@@ -37,3 +41,18 @@ def test_options_replace_the_presets_sizes():
     assert titles[0] == "lasd-speed-fwd-batch3-head4-dim32-fp32"
     assert titles[-1] == "tpa_decode-memory-fwd-batch3-head32-dim32-rank4-fp32"
     assert all(part.lengths == (7,) for part in parts)
+
+
+def test_the_gate_sees_a_nan_in_any_gradient():
+    """Also where the gradients before and after it are right."""
+    suite = SUITES["la3"]
+    right = suite.columns[0]
+    sizes = suite.presets["quick"].sizes[0]
+
+    def not_a_number(q, k, v):
+        k.register_hook(lambda grad: torch.full_like(grad, torch.nan))
+        return right.function(q, k, v)
+
+    gate = Gate(torch.float32, "cpu")
+    assert gate.verdict(suite, right, sizes, "bwd").problem == ""
+    assert "off by nan" in gate.verdict(suite, replace(right, function=not_a_number), sizes, "bwd").problem

@@ -14,6 +14,7 @@ from cases import ALL_FORMS, FORMS, Case, assert_close, exact, run, tensors
 from fulmen import core
 from fulmen.linear_attention.native import workspace_bytes
 from fulmen.linear_attention.problem import Attention
+from fulmen.tolerances import TOLERANCE, TOLERANCE_PER_HEAD
 
 pytestmark = pytest.mark.skipif(core.core is None, reason=core.why_unavailable)
 BUILDS = core.core.builds if core.core else []
@@ -94,7 +95,7 @@ def test_a_sample_does_not_depend_on_the_batch_around_it(form):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_gradient_of_a_constant_decay_over_many_tokens(dtype):
-    """One number for 16384 tokens, from weak to strong decay: each within bfloat16's rounding, strong ones in 1e-4."""
+    """One number for 16384 tokens, from weak to strong decay; a strong one forgets before errors add up."""
     torch.manual_seed(0)
     q, k, v, grad = (torch.randn(1, 16384, 4, 16).to(dtype) for _ in range(4))
     decay = torch.tensor([-3.0, -0.5, -0.05, -1e-3])
@@ -107,8 +108,8 @@ def test_the_gradient_of_a_constant_decay_over_many_tokens(dtype):
 
     want = gradient(torch.float64, "torch")
     error = (gradient(torch.float32, "native") - want).abs() / want.abs()
-    assert error.max() <= 2**-8
-    assert error[0] <= 1e-4
+    assert error.max() <= TOLERANCE_PER_HEAD
+    assert error[0] <= TOLERANCE[torch.float32] / 10
 
 
 def test_two_python_threads_at_once():

@@ -202,3 +202,20 @@ def test_only_the_gradients_that_are_asked_for(backend):
         output, state = fulmen.linear_attention(**given, return_state=True, backend=backend)
         results = differentiate(case, {name: given[name]}, output, state)
         assert_close(results, {f"d{name}": full[f"d{name}"].double()})
+
+
+def test_forward_mode_derivatives_are_refused():
+    """torch would return a tangent of zero."""
+    q = torch.randn(1, 8, 2, 4)
+    with pytest.raises(RuntimeError, match="no forward-mode derivatives"):
+        torch.func.jvp(lambda x: fulmen.linear_attention(x, q, q).sum(), (q,), (q,))
+    with pytest.raises(RuntimeError, match="no forward-mode derivatives"):
+        torch.func.jvp(lambda x: fulmen.linear_attention(q, q, q, decay=x).sum(), (-torch.ones(2),), (torch.ones(2),))
+    # Other tensors may have tangents.
+    _, tangent = torch.func.jvp(lambda x: (fulmen.linear_attention(q, q, q) * x).sum(), (q,), (q,))
+    assert tangent.isfinite()
+
+
+def test_meta_tensors_have_shapes():
+    q = torch.empty(2, 8, 3, 4, device="meta")
+    assert fulmen.linear_attention(q, q, q[..., :2]).shape == (2, 8, 3, 2)

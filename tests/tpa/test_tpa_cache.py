@@ -111,3 +111,56 @@ def test_wrong_numbers():
     cache.append(*given)
     with pytest.raises(ValueError, match=r"ak must have shape \[2, 4, 3\], as the tokens before; got \[1, 4, 3\]"):
         cache.append(*(x[:1] for x in given))
+
+
+def test_padding_takes_no_room():
+    case = Case(batch=2, tokens=8)
+    cache = fulmen.TPACache(capacity=8)
+    for _ in range(6):
+        cache.append(*tokens(case, 0, 4), lengths=torch.tensor([1, 0]))
+    assert cache.lengths.tolist() == [6, 0]
+    assert cache.capacity == 16
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda new: new | {"bk": new["bk"].half()}, "bk must have the dtype of ak"),
+        (lambda new: new | {"av": new["av"][:, :, :1]}, "av must have the H of ak"),
+        (lambda new: new | {"bk": new["bk"][:, :, None]}, "bk must have shape"),
+        (lambda new: new | {"ak": [1.0]}, "ak must be a torch.Tensor"),
+        (lambda new: new | {"lengths": [1, 2]}, "lengths must be a torch.Tensor"),
+        (lambda new: new | {"bv": new["bv"].clone().requires_grad_()}, "bv must not require grad"),
+    ],
+)
+def test_the_first_append_is_checked(change, message):
+    cache = fulmen.TPACache()
+    given = dict(zip(PAIRS, tokens(Case(batch=2, heads=3), 0, 2), strict=True))
+    with pytest.raises((TypeError, ValueError), match=message):
+        cache.append(**change(given))
+    cache.append(**given)  # and nothing was settled
+
+
+def test_a_prompt_in_inference_mode():
+    case = Case(tokens=6)
+    given = factors(case)
+    cache = fulmen.TPACache(capacity=8)
+    with torch.inference_mode():
+        cache.append(*tokens(case, 0, 4))
+    with torch.no_grad():
+        cache.append(*tokens(case, 4, 6))
+    assert torch.equal(cache.decode(given["aq"], given["bq"]), fulmen.tpa_decode(**given))
+
+
+@pytest.mark.parametrize("first", [torch.float32, torch.bfloat16])
+def test_the_cache_keeps_its_dtype_under_autocast(first):
+    case = Case(tokens=6)
+    given = factors(case)
+    cache = fulmen.TPACache()
+    with torch.autocast("cpu", torch.bfloat16, enabled=first == torch.bfloat16):
+        cache.append(*tokens(case, 0, 4))
+    with torch.autocast("cpu", torch.bfloat16):
+        cache.append(*tokens(case, 4, 6))
+        output = cache.decode(given["aq"], given["bq"])
+    assert output.dtype == first
+    assert torch.equal(output, fulmen.tpa_decode(**{name: x.to(first) for name, x in given.items()}))

@@ -7,10 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fulmen.arguments import input_file, output_file
+from fulmen.arguments import input_file, output_file, output_folder
 
 SUITES = ("state", "lasd", "la3", "tpa_decode", "flao")
 RESULTS = "benchmark_results.json"
+FOLDER = Path("bench-results")
 
 
 def add_commands(commands: Any) -> None:
@@ -47,7 +48,10 @@ def _add_bench(commands: Any) -> None:
     )
     bench.add_argument("--threads", type=whole, metavar="N", help="CPU threads")
     bench.add_argument(
-        "--out", type=Path, default=Path("bench-results"), metavar="DIR", help="for all files (default: bench-results)"
+        "--out",
+        type=output_folder,
+        metavar="DIR",
+        help=f"for all files (default: {FOLDER}; for a dry run {FOLDER / 'dry-run'})",
     )
     bench.add_argument("--json", type=output_file, metavar="FILE", help="also write the results to FILE")
     bench.add_argument(
@@ -91,21 +95,25 @@ def run_bench(asked: argparse.Namespace) -> None:
     if "limits" in asked.suites:
         if len(asked.suites) > 1:
             asked.parser.error("limits runs alone")
+        for name in vars(asked).keys() - {"suites", "json", "run", "parser"}:
+            if getattr(asked, name) != asked.parser.get_default(name):
+                asked.parser.error(f"limits takes no option but --json; got --{name.replace('_', '-')}")
         from fulmen.bench import limits
 
         limits.run(asked.json)
         return
     from fulmen.bench import session
 
+    out = asked.out or (FOLDER / "dry-run" if asked.dry_run else FOLDER)  # a dry run leaves alone what was measured
     try:
         options = session.options_of(asked)
-        results = None if asked.dry_run else session.begin(options, asked.out, asked.resume)
+        results = None if asked.dry_run else session.begin(options, out, asked.resume)
     except ValueError as error:
         asked.parser.error(str(error))
     if results is None:
-        session.rehearse(options, asked.out, asked.json)
+        session.rehearse(options, out, asked.json)
     else:
-        session.run(options, results, asked.out, asked.json)
+        session.run(options, results, out, asked.json)
 
 
 def run_list(asked: argparse.Namespace) -> None:
@@ -165,7 +173,10 @@ def length_list(text: str) -> tuple[int, ...]:
 
 
 def name_list(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise argparse.ArgumentTypeError(f"expected names separated by commas, got {text!r}")
+    return names
 
 
 def seconds(text: str) -> float:

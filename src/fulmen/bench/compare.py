@@ -8,6 +8,7 @@ from fulmen.bench.published import PublishedTable, closest
 from fulmen.bench.results import Cell, Results, Table
 from fulmen.bench.tables import UNITS
 
+BROKEN = ("wrong", "failed")  # how the reasons begin for which a cell that should have a value has none
 NOISE = 0.03  # two runs of the same differ by this much even where their spreads do not touch
 
 
@@ -61,12 +62,16 @@ class Change:
 
     @property
     def relative(self) -> float:
-        """0.1: 10% more time or memory than before."""
+        """0.1: 10% more time or memory than before; infinite where there is no result any more."""
+        if self.after.value is None:
+            return float("inf")
         return (self.after.value or 0.0) / (self.before.value or 1.0) - 1
 
     @property
     def verdict(self) -> str:
         """ "same" unless the spreads (p20 to p80) are apart, and by more than the noise."""
+        if self.after.value is None:
+            return "worse"
         if abs(self.relative) <= NOISE or not self._apart:
             return "same"
         return "worse" if self.relative > 0 else "better"
@@ -83,14 +88,14 @@ class Change:
 
 
 def changes(before: Results, after: Results) -> list[Change]:
-    """Of all cells that have a value in both."""
+    """Of all cells that have a value in both, and of those that had one and now fail or are wrong."""
     found = []
     tables = {(table.title, table.section): table for table in after.tables}
     for table in before.tables:
         other = tables.get((table.title, table.section))
         for cell in table.cells if other else []:
             now = other.cell(cell.n, cell.column) if other else None
-            if cell.value and now is not None and now.value:
+            if cell.value and now is not None and (now.value or (now.skipped or "").startswith(BROKEN)):
                 found.append(Change(table, cell, now))
     if not found:
         raise ValueError("the two results have no cell in common")
@@ -105,7 +110,8 @@ def describe(found: list[Change]) -> str:
             table, cell = change.table, change.after
             section = f" ({table.section})" if table.section else ""
             unit = UNITS[table.metric]
-            values = f"{change.before.value:.3f} -> {cell.value:.3f} {unit}"
+            now = f"{unit} -> {cell.skipped}" if cell.value is None else f"-> {cell.value:.3f} {unit}"
+            values = f"{change.before.value:.3f} {now}"
             where = f"{table.title}{section} {table.axis} = {cell.n} {cell.column}"
             lines.append(f"{change.verdict:<7}{change.relative:>+8.1%}  {where}: {values}")
     count = {verdict: sum(change.verdict == verdict for change in found) for verdict in ("better", "same", "worse")}

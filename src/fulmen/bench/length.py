@@ -129,7 +129,7 @@ class Length:
             with self._bench.spending.on("first calls"):
                 if mode == "bwd":
                     _ = workload.cotangent  # of the output, which is kept
-                first = seconds_of(workload.call(mode))
+                first = seconds_of(workload.call(mode), self._bench.device)
         except Exception as failure:
             self._skip(column, mode, f"failed: {one_line(failure)}")
             return

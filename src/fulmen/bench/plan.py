@@ -11,7 +11,7 @@ from fulmen.bench.results import Table
 from fulmen.bench.suite import Column, Preset, Sizes, Suite
 from fulmen.bench.suites import SUITES
 
-METRICS, MODES, PRESETS = ("speed", "memory"), ("fwd", "bwd"), ("published", "laptop", "quick")
+METRICS, MODES = ("speed", "memory"), ("fwd", "bwd")
 
 
 class Pace(NamedTuple):

@@ -71,6 +71,8 @@ class Results:
 def load(path: Path) -> Results:
     try:
         content = json.loads(path.read_text())
+        if not isinstance(content, dict):
+            raise ValueError("it holds no object")
         if content.pop("format", None) != FORMAT:
             raise ValueError("its format is of another version")
         tables = [Table(**table | {"cells": [Cell(**cell) for cell in table["cells"]]}) for table in content["tables"]]

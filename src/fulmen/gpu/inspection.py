@@ -197,6 +197,8 @@ def reports(archs: list[str], decays: list[str], kernel: str | None, everything:
     from fulmen.progress import Steps
 
     chosen = record(archs, decays, kernel, everything)
+    if not chosen:
+        raise ValueError(f"no kernel of these decays has {kernel!r} in its name")
     with Steps(len({key_of(c.launch, ARCHITECTURES[c.arch]) for c in chosen})) as steps:
         found = inspect(chosen, os.cpu_count() or 1, steps.begin)
     table = []
@@ -244,3 +246,5 @@ def run(archs: list[str], decays: list[str], kernel: str | None, everything: boo
     print(f"\n{len(table)} kernels: {spilling} spill, {large} need more shared memory than there is")
     if into is not None:
         into.write_text(json.dumps([asdict(r) for r in table], indent=1))
+    if large:
+        raise RuntimeError(f"{large} kernels need more shared memory than there is")

@@ -155,11 +155,14 @@ def check_state(name: str, state: Tensor | None, letters: str, shape: tuple[int,
 def check_updatable(state: Tensor) -> None:
     """The step updates the state in place: every element must have its own place in memory, D or E dense."""
     strides, sizes = state.stride(), state.shape
-    if any(stride == 0 and size > 1 for stride, size in zip(strides, sizes, strict=True)):
-        raise ValueError(
-            f"state must have memory of its own for each element, to be updated in place; got an expanded tensor "
-            f"with strides {list(strides)}"
-        )
+    extent = 1  # of the dimensions with smaller strides
+    for stride, size in sorted(zip(strides, sizes, strict=True)):
+        if size > 1 and stride < extent:
+            raise ValueError(
+                f"state must have memory of its own for each element, to be updated in place; got shape {list(sizes)} "
+                f"with strides {list(strides)}"
+            )
+        extent += (size - 1) * stride if size > 1 else 0
     if not any(strides[i] == 1 or sizes[i] == 1 for i in (2, 3)):
         raise ValueError(f"state must be dense (stride 1) along D or along E; got strides {list(strides)}")
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 
+from fulmen.checks import check_alike
+from fulmen.tensors import autocast, autocast_enabled
 from fulmen.tpa.api import tpa_decode
+from fulmen.tpa.validation import check_pair, check_seqlens, refuse_gradients
 
 
 class TPACache:
@@ -57,6 +62,7 @@ class TPACache:
             lengths: ``[B]``, int32 or int64: of the N tokens, how many each sample has (0 to N); the others are
                 padding, of whatever value. None: all N.
         """
+        ak, av, bk, bv = self._as_autocast_wants(ak, av, bk, bv)
         new = {"ak": ak, "av": av, "bk": bk, "bv": bv}
         self._check(new, lengths)
         count = ak.shape[1]
@@ -73,6 +79,10 @@ class TPACache:
             before = self._uniform_lengths(ak) if self._lengths is None else self._lengths
             self._lengths = before + (count if lengths is None else lengths.to(torch.int64))
         self._tokens += count
+        if self._lengths is not None and self._lengths.device.type == "cpu":
+            self._tokens = max(
+                self._lengths.tolist(), default=0
+            )  # padding takes no room; a GPU would have to be waited for
 
     def decode(
         self, aq: Tensor, bq: Tensor, *, scale: float | None = None, split: str = "auto", backend: str = "auto"
@@ -85,13 +95,28 @@ class TPACache:
         if not self._factors:
             raise RuntimeError("an empty TPACache has no sizes to decode with: call append first")
         ak, av, bk, bv = (self._factors[name][:, : self._tokens] for name in ("ak", "av", "bk", "bv"))
-        return tpa_decode(aq, ak, av, bq, bk, bv, scale=scale, seqlens=self._lengths, split=split, backend=backend)
+        aq, bq = self._as_autocast_wants(aq, bq)
+        # Autocast would cast the whole cache anew for every token.
+        with torch.autocast(ak.device.type, enabled=False) if autocast_enabled(ak) else nullcontext():
+            return tpa_decode(aq, ak, av, bq, bk, bv, scale=scale, seqlens=self._lengths, split=split, backend=backend)
+
+    def _as_autocast_wants(self, *factors: Tensor) -> tuple[Tensor, ...]:
+        """In its dtype, but the cache keeps the one it has."""
+        if self._factors and isinstance(factors[0], Tensor) and autocast_enabled(factors[0]):
+            return tuple(x.to(self._factors["ak"].dtype) if isinstance(x, Tensor) else x for x in factors)
+        return autocast(*factors)
 
     def _uniform_lengths(self, like: Tensor) -> Tensor:
         return torch.full(like.shape[:1], self._tokens, dtype=torch.int64, device=like.device)
 
     def _check(self, new: dict[str, Tensor], lengths: Tensor | None) -> None:
-        batch, count = new["ak"].shape[:2]
+        check_alike("", new)
+        check_pair("k", new["ak"], new["bk"])
+        check_pair("v", new["av"], new["bv"])
+        refuse_gradients(new)
+        batch, count, heads = new["ak"].shape[:3]
+        if new["av"].shape[2] != heads:
+            raise ValueError(f"av must have the H of ak, {heads}; got shape {list(new['av'].shape)}")
         for name, x in new.items():
             if x.shape[:2] != (batch, count):
                 raise ValueError(f"{name} must have the B and N of ak, {[batch, count]}; got shape {list(x.shape)}")
@@ -105,10 +130,7 @@ class TPACache:
             if x.dtype != kept.dtype or x.device != kept.device:
                 raise TypeError(f"{name} must be {kept.dtype} on {kept.device}; got {x.dtype} on {x.device}")
         if lengths is not None:
-            if lengths.dtype not in (torch.int32, torch.int64):
-                raise TypeError(f"lengths must be int32 or int64; got {lengths.dtype}")
-            if lengths.shape != (batch,):
-                raise ValueError(f"lengths must have shape [B] = {[batch]}; got {list(lengths.shape)}")
+            check_seqlens(lengths, new["ak"], "lengths")
             if lengths.device.type == "cpu" and not bool(((lengths >= 0) & (lengths <= count)).all()):
                 raise ValueError(f"lengths must be 0 to N = {count}; got {lengths.tolist()}")
 
@@ -118,7 +140,8 @@ class TPACache:
             while self._capacity < tokens:
                 self._capacity *= 2
             for name, x in like.items():
-                grown = x.new_empty(x.shape[0], self._capacity, *x.shape[2:])
+                with torch.inference_mode(False):  # memory that can be written to in any mode
+                    grown = torch.empty(x.shape[0], self._capacity, *x.shape[2:], dtype=x.dtype, device=x.device)
                 if name in self._factors:
                     grown[:, : self._tokens] = self._factors[name][:, : self._tokens]
                 self._factors[name] = grown

@@ -45,14 +45,15 @@ def check_decode(
     if scale is not None:
         check_scale(scale)
     if seqlens is not None:
-        check_seqlens(seqlens, aq)
+        check_seqlens(seqlens, aq, "seqlens")
     check_choice("split", split, SPLITS)
-    if torch.is_grad_enabled():
-        for name, x in factors.items():
-            if x.requires_grad:
-                raise ValueError(
-                    f"{name} must not require grad: tpa_decode has no gradient; call it under torch.no_grad()"
-                )
+    refuse_gradients(factors)
+
+
+def refuse_gradients(factors: dict[str, Tensor]) -> None:
+    for name, x in factors.items():
+        if torch.is_grad_enabled() and x.requires_grad:
+            raise ValueError(f"{name} must not require grad: tpa_decode has no gradient; call it under torch.no_grad()")
 
 
 def check_query(aq: Tensor, bq: Tensor) -> None:
@@ -87,15 +88,16 @@ def check_size(name: str, x: Tensor, dim: int, letter: str) -> None:
         raise ValueError(f"{name} must have {letter} of 1 to {MAX_SIZE}; got shape {list(x.shape)}")
 
 
-def check_seqlens(seqlens: Tensor, aq: Tensor) -> None:
+def check_seqlens(seqlens: Tensor, factor: Tensor, name: str) -> None:
+    """A length for each sample of ``factor``; ``name`` is for the message."""
     if not isinstance(seqlens, Tensor):
-        raise TypeError(f"seqlens must be a torch.Tensor or None; got {type(seqlens).__name__}")
-    if seqlens.device != aq.device:
-        raise ValueError(f"seqlens must be on the device of the factors, {aq.device}; got {seqlens.device}")
+        raise TypeError(f"{name} must be a torch.Tensor or None; got {type(seqlens).__name__}")
+    if seqlens.device != factor.device:
+        raise ValueError(f"{name} must be on the device of the factors, {factor.device}; got {seqlens.device}")
     if seqlens.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"seqlens must be int32 or int64; got {seqlens.dtype}")
-    if seqlens.shape != aq.shape[:1]:
-        raise ValueError(f"seqlens must have shape [B] = {list(aq.shape[:1])}; got {list(seqlens.shape)}")
+        raise TypeError(f"{name} must be int32 or int64; got {seqlens.dtype}")
+    if seqlens.shape != factor.shape[:1]:
+        raise ValueError(f"{name} must have shape [B] = {list(factor.shape[:1])}; got {list(seqlens.shape)}")
 
 
 def check_lengths(seqlens: Tensor, tokens: int) -> None:

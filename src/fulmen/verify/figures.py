@@ -96,11 +96,12 @@ def times(target: Target, seconds: float) -> dict[str, Timing]:
     """Of the forward with each decay, and of causal softmax attention at the same size."""
     size = size_of(target)
     calls: dict[str, Callable[[], object]] = {}
+    shared = tensors(size, "none", target.device)
     for decay in decays_of(target):
-        call = tensors(size, decay, target.device)
+        call = tensors(size, decay, target.device) | shared  # one q, k and v for all
         # mypy has no type for the default that binds this round's call.
         calls[decay] = lambda call=call: fulmen.linear_attention(**call, backend=target.backend)  # type: ignore[misc]
-    q, k, v = (tensors(size, "none", target.device)[name].transpose(1, 2).contiguous() for name in "qkv")
+    q, k, v = (shared[name].transpose(1, 2).contiguous() for name in "qkv")
     calls[SOFTMAX] = lambda: scaled_dot_product_attention(q, k, v, is_causal=True)
     with torch.inference_mode():
         clock = seconds_on_cuda if target.device == "cuda" else seconds_of

@@ -35,11 +35,18 @@ def run(device: str, quick: bool, into: Path | None) -> None:
         for check in checks:
             progress.begin(f"{check.operator}: {check.what}")
             outcomes.append({"operator": check.operator, "case": check.what, "problems": outcome(check)})
-        progress.begin("workspace")
-        memory = [w._asdict() for w in workspaces(target)]
-        progress.begin("times")
-        speed = {name: t._asdict() for name, t in times(target, 1.0 if quick else 10.0).items()}
-    failures = [f"{o['operator']} ({o['case']}): {p}" for o in outcomes for p in o["problems"]]
+        figures: dict[str, Any] = {}
+        failures = [f"{o['operator']} ({o['case']}): {p}" for o in outcomes for p in o["problems"]]
+        for name, measure in (
+            ("workspace", lambda: [w._asdict() for w in workspaces(target)]),
+            ("seconds", lambda: {n: t._asdict() for n, t in times(target, 1.0 if quick else 10.0).items()}),
+        ):
+            progress.begin(name)
+            try:
+                figures[name] = measure()
+            except Exception as error:  # what was found until then is still worth having
+                failures.append(f"{name}: {type(error).__name__}: {error}")
+    memory, speed = figures.get("workspace", []), figures.get("seconds", {})
     failures += [
         f"workspace of the {w['mode']}, {w['decay']}: {w['bytes']} bytes, allowed {w['allowed']}"
         for w in memory
