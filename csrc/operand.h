@@ -69,7 +69,7 @@ public:
 
     // Rows of bfloat16.
     void load(Rows rows, int64_t count) const {
-        fill_pairs(count, [&](int64_t r, int64_t f) {
+        fill_pairs(count, [rows, features = features](int64_t r, int64_t f) {
             const uint16_t *from = (const uint16_t *)rows.row(r) + f;
             if (f + 2 * kLanes <= features) return load_pairs(from);
             uint16_t some[2 * kLanes] = {};
@@ -88,18 +88,19 @@ private:
 
     // pairs(token, feature) is a vector of pairs of features.
     template <class F> FULMEN_MEMBER void fill_pairs(int64_t count, F pairs) const {
-        const int64_t blocks = use.over_tokens ? 2 * kPanel : kPanel;  // of tokens
-        for (int64_t r = 0; r < (count + blocks - 1) / blocks * blocks; r += 2)
-            for (int64_t f = 0; f < features; f += 2 * kLanes) {
+        const Operand x = *this;  // a copy, which no store can change
+        const int64_t block = x.use.over_tokens ? 2 * kPanel : kPanel;  // of tokens
+        for (int64_t r = 0; r < (count + block - 1) / block * block; r += 2)
+            for (int64_t f = 0; f < x.features; f += 2 * kLanes) {
                 BitVec first = r < count ? pairs(r, f) : BitVec{}, second = r + 1 < count ? pairs(r + 1, f) : BitVec{};
-                if (use.over_features) {
-                    store(by_feature.at(r, f / 2), first);
-                    store(by_feature.at(r + 1, f / 2), second);
+                if (x.use.over_features) {
+                    store(x.by_feature.at(r, f / 2), first);
+                    store(x.by_feature.at(r + 1, f / 2), second);
                 }
-                if (use.over_tokens) {
+                if (x.use.over_tokens) {
                     pair_rows(first, second);
-                    store(by_token.at(r / 2, f), first);
-                    if (f + kLanes < padded(features)) store(by_token.at(r / 2, f + kLanes), second);
+                    store(x.by_token.at(r / 2, f), first);
+                    if (f + kLanes < padded(x.features)) store(x.by_token.at(r / 2, f + kLanes), second);
                 }
             }
     }
