@@ -14,10 +14,11 @@ pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("form", [lightning2_paral
 
 def run(case, form):
     given = tensors(case)
-    leaves = {name: given[name].clone().requires_grad_() for name in "qkv"}
+    leaves = {name: given[name].transpose(1, 2).contiguous().requires_grad_() for name in "qkv"}
     output = form(*leaves.values(), given["decay"])
-    output.backward(given["grad_output"])
-    return {"output": output.detach()} | {f"d{name}": x.grad for name, x in leaves.items()}
+    output.backward(given["grad_output"].transpose(1, 2))
+    results = {"output": output.detach()} | {f"d{name}": x.grad for name, x in leaves.items()}
+    return {name: x.transpose(1, 2) for name, x in results.items()}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -93,6 +93,14 @@ def test_markdown_has_every_section_of_the_la3_report(small: Results, tmp_path: 
         assert line in text.splitlines()
 
 
+def test_every_suite_has_the_tiles_of_its_kernels(written: list[Path]) -> None:
+    for path in written:
+        if path.suffix == ".md":
+            section = path.read_text().partition("## Kernel Configuration")[2].partition("\n## ")[0]
+            assert "| Kernel | Architectures | Chunk |" in section, path.name
+            assert "sm_120" in section, path.name
+
+
 def test_findings_are_computed(small: Results) -> None:
     assert key_findings(groups_of(small.tables)[0]) == [
         "**LA3-Chunked is fastest** at N=256: 24.00 ms (forward and backward), **4.00x faster** than PyTorch-SDPA",

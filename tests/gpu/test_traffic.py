@@ -6,16 +6,19 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from fulmen.gpu.architectures import ARCHITECTURES, interpreted
 
 pytest.importorskip("triton")
 
-# Prints, for each decay and schedule, the bytes of a forward and of a backward: by the formulas, or as interpreted.
+# Prints the bytes that some calls of each operator request: by the formulas, or as interpreted.
 COUNT = """
 import json, sys, torch
 from fulmen.gpu.architectures import ARCHITECTURES, interpreted
+from fulmen.gpu import workloads_gate, workloads_tpa
 from fulmen.gpu.workloads import attention, gradients, _backend
+from fulmen.output_gate.problem import Gated, Kept
 
 size = dict(key_dim=16, value_dim=40, batch=1, length=144, heads=1)
 counts = {}
@@ -26,6 +29,16 @@ def calls(run):
         output, grads = torch.zeros(p.output_shape, dtype=torch.bfloat16), gradients(p, decay)
         counts[f"{decay} {schedule} forward"] = run(lambda: _backend.forward(p, output, None))
         counts[f"{decay} {schedule} backward"] = run(lambda: _backend.backward(p, output, None, grads))
+    p = workloads_gate.call(torch.bfloat16, 144, 40, batch=1, length=200, heads=1)
+    output, grads = torch.zeros_like(p.g), Gated(*map(torch.zeros_like, p))
+    for kept in (Kept(None, None), Kept(torch.zeros(p.kv_shape), torch.zeros(p.g.shape))):
+        kind = "without" if kept.kv is None else "with"
+        counts[f"gate {kind} cache, forward"] = run(lambda: workloads_gate._backend.forward(p, output, kept))
+        counts[f"gate {kind} cache, backward"] = run(lambda: workloads_gate._backend.backward(p, kept, output, grads))
+    p = workloads_tpa.call(torch.bfloat16, 16, 40, key_rank=2, tokens=600, batch=1, heads=20, rank=3)
+    output = torch.zeros(p.output_shape, dtype=torch.bfloat16)
+    for split in ("batch", "head", "sequence"):
+        counts[f"tpa {split}"] = run(lambda: workloads_tpa._backend.forward(p._replace(split=split), output))
 
 if interpreted():
     from triton.runtime.interpreter import InterpreterBuilder as builder
@@ -85,3 +98,15 @@ def test_the_default_forward_requests_little_more_than_the_minimum():
     }
     assert ratios["auto"] <= 1.6
     assert ratios["parallel"] == pytest.approx(4.25, abs=0.01)
+
+
+@pytest.mark.skipif(interpreted(), reason="what Triton interprets it does not record")
+@pytest.mark.parametrize(("heads", "kernels"), [(32, ["summarise"]), (1, ["summarise", "sum_segments", "fold"])])
+def test_chunk_states_are_read_once_where_heads_fill_the_card(heads, kernels):
+    from fulmen.gpu.dry_run import dry_run
+    from fulmen.gpu.workloads import _backend, _states
+
+    with dry_run(ARCHITECTURES["sm_80"]) as (launches, _):
+        p = _states("key", "auto", 4, 1024, heads, 128, torch.bfloat16)
+        _backend.states_forward(p, torch.empty(p.states_shape))
+    assert [launch.kernel for launch in launches] == kernels

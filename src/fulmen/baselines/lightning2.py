@@ -5,7 +5,8 @@
 is the output for (x, y, z) = (q, k, v), dq for (do, v, k), and backward in time dk for (v, do, q), dv for (k, q, do).
 *Chunk loop* walks blocks of 64 tokens with the state Σ λ^… y_j z_jᵀ of all earlier ones. *Parallel* first finds the
 states between blocks of 256 tokens, then works on all blocks at once, quadratic inside of a block. Products have
-operands in the inputs' dtype, the states' too, as published; there is no gradient for the decay.
+operands in the inputs' dtype, the states' too, as published; there is no gradient for the decay. Heads come before
+tokens, as published too.
 
 CUDA tensors run the kernels of :mod:`fulmen.baselines.lightning2_triton`; CPU tensors the torch form below, in float32.
 """
@@ -27,8 +28,8 @@ Walk = Callable[[Tensor, Tensor, Tensor, Tensor, bool], Tensor]
 
 
 def lightning2_parallel(q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
-    """q, k ``[B, N, H, D]``, v ``[B, N, H, E]`` of one dtype, decay ``[H]`` (natural logarithm, at most 0) ->
-    ``[B, N, H, E]``. Differentiable in q, k and v."""
+    """q, k ``[B, H, N, D]``, v ``[B, H, N, E]`` of one dtype, decay ``[H]`` (natural logarithm, at most 0) ->
+    ``[B, H, N, E]``. Differentiable in q, k and v."""
     return _Lightning2.apply(q, k, v, decay, "parallel_walk")
 
 
@@ -63,23 +64,23 @@ def _walk(form: str, device: torch.device) -> Walk:
 
 def loop_walk(x: Tensor, y: Tensor, z: Tensor, decay: Tensor, backward: bool) -> Tensor:
     result = torch.empty_like(z)
-    state = z.new_zeros(z.shape[0], z.shape[2], x.shape[3], z.shape[3], dtype=state_dtype(z.dtype))
-    starts = range(0, z.shape[1], LOOP_BLOCK)
+    state = z.new_zeros(*z.shape[:2], x.shape[3], z.shape[3], dtype=state_dtype(z.dtype))
+    starts = range(0, z.shape[2], LOOP_BLOCK)
     for start in reversed(starts) if backward else starts:
         tokens = slice(start, start + LOOP_BLOCK)
-        xs, ys, zs = (t[:, tokens].transpose(1, 2).to(state.dtype) for t in (x, y, z))
-        result[:, tokens] = _read(xs, ys, zs, state, decay, backward).transpose(1, 2)
+        xs, ys, zs = (t[:, :, tokens].to(state.dtype) for t in (x, y, z))
+        result[:, :, tokens] = _read(xs, ys, zs, state, decay, backward)
         remaining = _powers(decay, torch.tensor(xs.shape[2], device=decay.device))
         state = remaining[:, None, None] * state + _added(ys, zs, decay, backward)
     return result
 
 
 def parallel_walk(x: Tensor, y: Tensor, z: Tensor, decay: Tensor, backward: bool) -> Tensor:
-    length = z.shape[1]
-    padding = (0, 0, 0, 0, 0, -length % PARALLEL_BLOCK)
+    length = z.shape[2]
+    padding = (0, 0, 0, -length % PARALLEL_BLOCK)
     # [B, blocks, H, tokens, channels]; zeros after the end add nothing, and nothing is read there.
     xs, ys, zs = (
-        torch.nn.functional.pad(t, padding).unflatten(1, (-1, PARALLEL_BLOCK)).transpose(2, 3).to(state_dtype(t.dtype))
+        torch.nn.functional.pad(t, padding).unflatten(2, (-1, PARALLEL_BLOCK)).transpose(1, 2).to(state_dtype(t.dtype))
         for t in (x, y, z)
     )
     added = _added(ys, zs, decay, backward)
@@ -91,7 +92,7 @@ def parallel_walk(x: Tensor, y: Tensor, z: Tensor, decay: Tensor, backward: bool
         states[:, block] = state
         state = remaining * state + added[:, block]
     result = _read(xs, ys, zs, states, decay, backward)
-    return result.transpose(2, 3).flatten(1, 2)[:, :length].to(z.dtype)
+    return result.transpose(1, 2).flatten(2, 3)[:, :, :length].to(z.dtype)
 
 
 def _read(x: Tensor, y: Tensor, z: Tensor, state: Tensor, decay: Tensor, backward: bool) -> Tensor:

@@ -1,6 +1,6 @@
 """The two forms of Lightning Attention-2 as Triton kernels; :mod:`fulmen.baselines.lightning2` says what they compute.
 
-A baseline: it has no tile table and its kernels may spill. Tensors are contiguous, ``[B, N, H, channels]``.
+A baseline: it has no tile table and its kernels may spill. Tensors are contiguous, ``[B, H, N, channels]``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WIDTH = 32  # channels of z in one program
 
 def loop_walk(x: Tensor, y: Tensor, z: Tensor, decay: Tensor, backward: bool) -> Tensor:
     x, y, z, decay = (t.contiguous() for t in (x, y, z, decay))
-    batch, _, heads, write = z.shape
+    batch, heads, _, write = z.shape
     result = torch.empty_like(z)
     grid = (batch * heads, triton.cdiv(write, WIDTH))
     loop_kernel[grid](x, y, z, result, decay, *_sizes(x, z), **_constants(x, z, backward))
@@ -34,7 +34,7 @@ def loop_walk(x: Tensor, y: Tensor, z: Tensor, decay: Tensor, backward: bool) ->
 
 def parallel_walk(x: Tensor, y: Tensor, z: Tensor, decay: Tensor, backward: bool) -> Tensor:
     x, y, z, decay = (t.contiguous() for t in (x, y, z, decay))
-    batch, length, heads, write = z.shape
+    batch, heads, length, write = z.shape
     result = torch.empty_like(z)
     blocks, tiles = triton.cdiv(length, BLOCK), triton.cdiv(write, WIDTH)
     states = z.new_empty(batch * heads, blocks, x.shape[3], write, dtype=torch.float32)
@@ -47,7 +47,7 @@ def parallel_walk(x: Tensor, y: Tensor, z: Tensor, decay: Tensor, backward: bool
 
 
 def _sizes(x: Tensor, z: Tensor) -> tuple[int, int, int, int]:
-    return z.shape[1], z.shape[2], x.shape[3], z.shape[3]
+    return z.shape[2], z.shape[1], x.shape[3], z.shape[3]
 
 
 def _constants(x: Tensor, z: Tensor, backward: bool) -> dict[str, object]:
@@ -64,16 +64,15 @@ def power(log, exponent):
 
 
 @triton.jit
-def rows_of(x, sequence, length, heads, size, rows, columns):
+def rows_of(x, sequence, length, size, rows, columns):
     """Pointers to ``[rows, columns]`` of one head, and which of them exist."""
-    batch, head = (sequence // heads).to(tl.int64), sequence % heads
-    token = (batch * length + rows) * heads + head
+    token = sequence.to(tl.int64) * length + rows
     return x + token[:, None] * size + columns[None, :], (rows < length)[:, None] & (columns < size)[None, :]
 
 
 @triton.jit
-def load(x, sequence, length, heads, size, rows, columns):
-    pointers, exist = rows_of(x, sequence, length, heads, size, rows, columns)
+def load(x, sequence, length, size, rows, columns):
+    pointers, exist = rows_of(x, sequence, length, size, rows, columns)
     return tl.load(pointers, mask=exist, other=0.0)
 
 
@@ -110,9 +109,9 @@ def loop_kernel(
             apart = inside[None, :] - inside[:, None]
         size = tl.minimum(length - start, C)
         rows = start + inside
-        x_rows = load(x, sequence, length, heads, read, rows, reads)
-        y_rows = load(y, sequence, length, heads, read, rows, reads)
-        z_rows = load(z, sequence, length, heads, write, rows, writes)
+        x_rows = load(x, sequence, length, read, rows, reads)
+        y_rows = load(y, sequence, length, read, rows, reads)
+        z_rows = load(z, sequence, length, write, rows, writes)
         to_first, to_last = inside + 1, tl.maximum(size - 1 - inside, 0)
         enter, leave = to_first, to_last
         if BACKWARD:
@@ -120,7 +119,7 @@ def loop_kernel(
         values = tl.dot(x_rows, state.to(x_rows.dtype), input_precision=PRECISION) * power(log, enter)[:, None]
         values += pairs(x_rows, y_rows, z_rows, log, apart, PRECISION)
         state = state * power(log, size) + added(y_rows, z_rows, log, leave, PRECISION)
-        pointers, exist = rows_of(result, sequence, length, heads, write, rows, writes)
+        pointers, exist = rows_of(result, sequence, length, write, rows, writes)
         tl.store(pointers, values.to(z_rows.dtype), mask=exist)
 
 
@@ -138,8 +137,8 @@ def block_states_kernel(
     state = tl.zeros([R, W], tl.float32)
     for start in range(0, BLOCK, C):
         rows = start + inside
-        y_rows = load(y, sequence, length, heads, read, block * BLOCK + rows, reads)
-        z_rows = load(z, sequence, length, heads, write, block * BLOCK + rows, writes)
+        y_rows = load(y, sequence, length, read, block * BLOCK + rows, reads)
+        z_rows = load(z, sequence, length, write, block * BLOCK + rows, writes)
         leave = rows + 1 if BACKWARD else tl.maximum(size - 1 - rows, 0)
         state += added(y_rows, z_rows, log, leave, PRECISION)
     pointers, exist = state_at(states, sequence, tl.num_programs(1), block, reads, writes, read, write)
@@ -179,18 +178,18 @@ def block_kernel(
     log = tl.load(decay + sequence % heads).to(tl.float32)
     first, size = block * BLOCK, tl.minimum(length - block * BLOCK, BLOCK)
     rows = own + inside
-    x_rows = load(x, sequence, length, heads, read, first + rows, reads)
+    x_rows = load(x, sequence, length, read, first + rows, reads)
     pointers, exist = state_at(states, sequence, tl.cdiv(length, BLOCK), block, reads, writes, read, write)
     state = tl.load(pointers, mask=exist, other=0.0).to(x_rows.dtype)
     enter = tl.maximum(size - 1 - rows, 0) if BACKWARD else rows + 1
     values = tl.dot(x_rows, state, input_precision=PRECISION) * power(log, enter)[:, None]
     for start in range(own if BACKWARD else 0, size if BACKWARD else own + C, C):
         columns = start + inside
-        y_rows = load(y, sequence, length, heads, read, first + columns, reads)
-        z_rows = load(z, sequence, length, heads, write, first + columns, writes)
+        y_rows = load(y, sequence, length, read, first + columns, reads)
+        z_rows = load(z, sequence, length, write, first + columns, writes)
         apart = columns[None, :] - rows[:, None] if BACKWARD else rows[:, None] - columns[None, :]
         values += pairs(x_rows, y_rows, z_rows, log, apart, PRECISION)
-    pointers, exist = rows_of(result, sequence, length, heads, write, first + rows, writes)
+    pointers, exist = rows_of(result, sequence, length, write, first + rows, writes)
     tl.store(pointers, values.to(x_rows.dtype), mask=exist)
 
 

@@ -19,10 +19,10 @@ from fulmen.bench.figures import GEMM, Call, Figure, threads_over_one
 from fulmen.bench.limits_gate import output_gate
 from fulmen.bench.limits_tpa import PARTS as TPA
 from fulmen.bench.measure import interleaved
-from fulmen.bench.progress import Steps
 from fulmen.environment import describe, environment
 from fulmen.linear_attention.native import workspace_bytes
 from fulmen.linear_attention.problem import Attention
+from fulmen.progress import Steps
 
 HEADS, DIM, LENGTH = 16, 128, 8192
 SWEEP_BYTES = (256 << 10, 4 << 20, 256 << 20)  # within L2, within L3, from memory

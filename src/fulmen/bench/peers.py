@@ -8,6 +8,7 @@ from typing import Any
 
 INSTALL = {
     "fla": "pip install fla-core",
+    "lightning_attn": "pip install lightning-attn",
     "flash_attn": "pip install flash-attn (needs CUDA)",
 }
 

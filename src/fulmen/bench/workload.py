@@ -112,8 +112,8 @@ def _axis(column: Column) -> int:
 
 
 def _turned(x: Tensor) -> Tensor:
-    """``[B, N, H, D]`` as ``[B, H, N, D]``, or back."""
-    return x.transpose(1, 2)
+    """``[B, N, H, D]`` as ``[B, H, N, D]``, or back; constants ``[H]`` as they are."""
+    return x.transpose(1, 2) if x.ndim > 1 else x
 
 
 def _generator(name: str) -> torch.Generator:

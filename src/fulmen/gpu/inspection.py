@@ -193,8 +193,8 @@ def reports(archs: list[str], decays: list[str], kernel: str | None, everything:
         raise RuntimeError("unset TRITON_INTERPRET: kernels that are interpreted are not compiled")
     if missing := why_triton_is_missing():
         raise RuntimeError(missing)
-    from fulmen.bench.progress import Steps
     from fulmen.gpu.compilation import key_of
+    from fulmen.progress import Steps
 
     chosen = record(archs, decays, kernel, everything)
     with Steps(len({key_of(c.launch, ARCHITECTURES[c.arch]) for c in chosen})) as steps:

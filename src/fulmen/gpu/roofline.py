@@ -45,6 +45,7 @@ DECAY_OF = {
     "state": {"GLA": "key", "LAVD_K": "key", "LAVD_KV": "key+value", "LAVD_K_P": "key", "LAVD_KV_P": "key+value"},
 }  # fmt: skip
 CHUNK = 128  # of the state report
+KEPT = {"no cache": 0, "cache": 1, "cache kv, qkv": 2}  # of the forward, by the section of the flao report
 
 
 class Work(NamedTuple):
@@ -88,7 +89,7 @@ def _work(table: PublishedTable, column: str, n: int, backward: bool) -> Work:
         return Work(2 * batch * n * (2 * heads + 2 * dim), 2 * batch * n * (dim * rank + rank * heads + heads * dim))
     if table.report == "flao":
         # Without what is kept of the forward, k^T v and q (k^T v) are computed again.
-        kept = {"no cache": 0, "cache": 1, "cache kv, qkv": 2}[table.section]
+        kept = KEPT[table.section]
         if not backward:
             return Work(5 * tensor, 2 * product)
         return Work((9 + (kept == 2)) * tensor, (6 - kept) * product)
@@ -104,13 +105,18 @@ def _work(table: PublishedTable, column: str, n: int, backward: bool) -> Work:
 
 
 def our_bytes(table: PublishedTable, column: str, n: int, card: Card) -> int | None:
-    """What our kernels request for the same operation with schedule="auto"; None where there is no such kernel."""
-    decay = DECAY_OF.get(table.report, {}).get(column)
-    if decay is None or why_triton_is_missing():
+    """What our kernels request for the same operation, with the defaults; None where we have no such operation."""
+    if why_triton_is_missing():
         return None
-    forward, backward = _requested(
-        card.arch, decay, table.config["batch"], table.config["heads"], table.config["dim"], n, table.report == "state"
-    )
+    sizes = tuple(table.config[name] for name in ("batch", "heads", "dim"))
+    if table.report == "tpa_decode":
+        return _requested_by_tpa(card.arch, *sizes, table.config["rank"], n)
+    if table.report == "flao":
+        forward, backward = _requested_by_gate(card.arch, *sizes, n, KEPT[table.section])
+    elif decay := DECAY_OF[table.report].get(column):
+        forward, backward = _requested(card.arch, decay, *sizes, n, table.report == "state")
+    else:
+        return None
     return {"fwd": forward, "bwd": backward, "both": forward + backward}[table.mode]
 
 
@@ -121,6 +127,20 @@ def _requested(arch: str, decay: str, batch: int, heads: int, dim: int, length: 
     if states:
         return states_traffic(ARCHITECTURES[arch], decay, batch, length, heads, dim), 0
     return attention_traffic(ARCHITECTURES[arch], decay, "auto", batch, length, heads, dim)
+
+
+@cache
+def _requested_by_tpa(arch: str, batch: int, heads: int, dim: int, rank: int, tokens: int) -> int:
+    from fulmen.gpu.workloads_tpa import traffic
+
+    return traffic(ARCHITECTURES[arch], batch, tokens, heads, dim, rank)
+
+
+@cache
+def _requested_by_gate(arch: str, batch: int, heads: int, dim: int, length: int, kept: int) -> tuple[int, int]:
+    from fulmen.gpu.workloads_gate import traffic
+
+    return traffic(ARCHITECTURES[arch], batch, length, heads, dim, keep_kv=kept >= 1, keep_qkv=kept >= 2)
 
 
 def card_of(gpu: str) -> str:

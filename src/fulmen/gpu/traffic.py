@@ -84,10 +84,55 @@ def _recur(a: Arguments) -> int:
     return total + _states(a, a["q"].size, a["v"].size, "entering", "leaving")
 
 
+def _decode(a: Arguments) -> int:
+    """Each tile of heads reads all of bk, bv and bq."""
+    element, tiles = a["bk"].pointer.itemsize, ceil(a["heads"] / a["H"])
+    batch, slices = a["output"].pointer.shape[:2]
+    rows = tiles * (a["key_rank"] * a["bk"].size + a["value_rank"] * a["bv"].size)
+    numbers = a["heads"] * (a["key_rank"] + a["value_rank"])
+    query = a["rank"] * (a["heads"] + tiles * a["bq"].size)
+    total = batch * (a["tokens"] * (rows + numbers) + slices * query) * element
+    return total + sum(map(_whole, (a["output"].pointer, a["maxima"], a["sums"])))
+
+
+def _merge(a: Arguments) -> int:
+    return sum(map(_whole, (a["partial"].pointer, a["maxima"], a["sums"], a["output"].pointer)))
+
+
+def _sum_outer(a: Arguments) -> int:
+    """A tile of the sums reads its own channels of all tokens. Several segments are then added up."""
+    column_tiles, row_tiles = ceil(a["y"].size / a["W"]), ceil(a["x"].size / a["R"])
+    total = column_tiles * _whole(a["x"].pointer) + row_tiles * (_of(a["y"]) + _of(a["gate"]))
+    sums = _whole(a["sums"].pointer)
+    return total + sums + (sums + sums // a["segments"] if a["segments"] > 1 else 0)
+
+
+def _multiply_rows(a: Arguments) -> int:
+    """Each chunk of tokens reads the whole matrix."""
+    tiles, chunks = ceil(a["result"].size / a["W"]), ceil(a["length"] / a["C"])
+    return (
+        tiles * (_of(a["x"]) + _of(a["gate"])) + chunks * _of(a["matrix"])
+        + _of(a["factor"]) + _of(a["ungated"]) + _of(a["result"])
+    )  # fmt: skip
+
+
+def _of(operand: Any) -> int:
+    return 0 if operand is None else _whole(operand.pointer)
+
+
+def _whole(x: Any) -> int:
+    """All of a tensor, once."""
+    return 0 if x is None else prod(x.shape) * x.itemsize
+
+
 _COUNTS: dict[str, Callable[[Arguments], int]] = {
     "scan": _scan,
     "summarise": _summarise,
     "fold": _fold,
     "sum_segments": _sum_segments,
     "recur": _recur,
+    "decode": _decode,
+    "merge": _merge,
+    "sum_outer": _sum_outer,
+    "multiply_rows": _multiply_rows,
 }

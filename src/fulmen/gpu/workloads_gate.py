@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
-from fulmen.gpu.dry_run import Launch
+from fulmen.gpu.architectures import Architecture
+from fulmen.gpu.dry_run import Launch, dry_run
 from fulmen.gpu.inspection import Shape, Workload
+from fulmen.gpu.traffic import requested_bytes
 from fulmen.output_gate.problem import Gated, Kept
 
 _backend: Any = import_module("fulmen.output_gate.triton")
@@ -40,3 +42,18 @@ def output_gated_attention(launches: list[Launch], shape: Shape) -> Iterator[tup
 
 
 WORKLOADS = (Workload("output_gated_attention", "kernel", ("none",), output_gated_attention),)
+
+
+def traffic(
+    architecture: Architecture, batch: int, length: int, heads: int, dim: int, *, keep_kv: bool, keep_qkv: bool
+) -> tuple[int, int]:
+    """Bytes that forward and backward request (:mod:`fulmen.gpu.traffic`), in bfloat16."""
+    with dry_run(architecture) as (launches, _):
+        p = call(torch.bfloat16, dim, dim, batch, length, heads)
+        output = torch.empty_like(p.g)
+        kept = Kept(torch.empty(p.kv_shape) if keep_kv else None, torch.empty(p.g.shape) if keep_qkv else None)
+        _backend.forward(p, output, kept)
+        forward = requested_bytes(launches)
+        launches.clear()
+        _backend.backward(p, kept, output, Gated(*map(torch.empty_like, p)))
+    return forward, requested_bytes(launches)

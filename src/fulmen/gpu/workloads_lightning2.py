@@ -14,8 +14,8 @@ _KERNELS = {"block_states_kernel": "block states", "reduce_kernel": "reduce", "b
 
 
 def lightning2(launches: list[Launch], shape: Shape) -> Iterator[tuple[str, Launch]]:
-    q, k = (torch.empty(4, 32768, 32, shape.D, dtype=shape.dtype) for _ in range(2))
-    v, do = (torch.empty(4, 32768, 32, shape.E, dtype=shape.dtype) for _ in range(2))
+    q, k = (torch.empty(4, 32, 32768, shape.D, dtype=shape.dtype) for _ in range(2))
+    v, do = (torch.empty(4, 32, 32768, shape.E, dtype=shape.dtype) for _ in range(2))
     decay = torch.empty(32)
     walks = {"output": (q, k, v, False), "dq": (do, v, k, False), "dk": (v, do, q, True), "dv": (k, q, do, True)}
     for result, (x, y, z, backward) in walks.items():

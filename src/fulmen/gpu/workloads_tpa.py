@@ -12,14 +12,17 @@ from torch import Tensor
 from fulmen.gpu.architectures import Architecture
 from fulmen.gpu.dry_run import Launch, dry_run
 from fulmen.gpu.inspection import Shape, Workload
+from fulmen.gpu.traffic import requested_bytes
 from fulmen.tpa.problem import Decode, decode_of
 
 _backend: Any = import_module("fulmen.tpa.triton")
 
 
-def call(dtype: torch.dtype, key_dim: int, value_dim: int, key_rank: int = 1, tokens: int = 32768) -> Decode:
+def call(
+    dtype: torch.dtype, key_dim: int, value_dim: int, key_rank: int = 1,
+    tokens: int = 32768, batch: int = 8, heads: int = 32, rank: int = 16,
+) -> Decode:  # fmt: skip
     """At the size of the published tables, to be made in a dry run."""
-    batch, heads, rank = 8, 32, 16
 
     def factor(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype)
@@ -53,3 +56,11 @@ def workspace(architecture: Architecture, tokens: int, dtype: torch.dtype = torc
         with memory.workspace() as found:
             _backend.forward(p, output)
     return found[0]
+
+
+def traffic(architecture: Architecture, batch: int, tokens: int, heads: int, dim: int, rank: int) -> int:
+    """Bytes that a call with split="auto" requests (:mod:`fulmen.gpu.traffic`), in bfloat16."""
+    with dry_run(architecture) as (launches, _):
+        p = call(torch.bfloat16, dim, dim, tokens=tokens, batch=batch, heads=heads, rank=rank)
+        _backend.forward(p, torch.empty(p.output_shape, dtype=torch.bfloat16))
+    return requested_bytes(launches)

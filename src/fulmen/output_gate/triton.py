@@ -10,15 +10,13 @@ the same call gives the same bits. Products are as exact as in linear attention
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from fulmen.gpu.architectures import architecture_of
-from fulmen.gpu.tiles import padded
+from fulmen.gpu.tiles import gate_rows_tile, gate_sum_tile
 from fulmen.linear_attention.triton import on_its_device
 from fulmen.linear_attention.triton.operands import load_rows, load_state, states, store_rows, store_state, tokens
 from fulmen.linear_attention.triton.products import product
@@ -26,26 +24,6 @@ from fulmen.output_gate.problem import Gated, Kept
 from fulmen.tensors import dense
 
 SHORTEST_SEGMENT = 1024
-
-
-class Tile(NamedTuple):
-    tokens: int
-    depth: int  # the most channels of x in one program (sum_outer) or one product (multiply_rows)
-    width: int  # the most channels of the result's other axis
-    warps: int
-
-
-# Chosen by compiling for every architecture (`fulmen inspect`): the largest that spill nothing in bfloat16 and float16.
-SUM_TILE = {
-    torch.bfloat16: Tile(32, 128, 64, 8),
-    torch.float16: Tile(32, 128, 64, 8),
-    torch.float32: Tile(16, 64, 64, 8),
-}
-ROWS_TILE = {
-    torch.bfloat16: Tile(64, 64, 64, 8),
-    torch.float16: Tile(64, 64, 64, 8),
-    torch.float32: Tile(32, 32, 64, 8),
-}
 
 
 @on_its_device
@@ -74,9 +52,8 @@ def _sum_outer(x: Tensor, y: Tensor, *, gate: Tensor | None = None, into: Tensor
     batch, length, heads, rows = x.shape
     columns = y.shape[3]
     sums = x.new_empty(batch, heads, rows, columns, dtype=torch.float32) if into is None else into
-    tile = SUM_TILE[x.dtype]
-    depth, width = min(tile.depth, padded(rows)), min(tile.width, padded(columns))
-    programs = batch * heads * triton.cdiv(rows, depth) * triton.cdiv(columns, width)
+    tile = gate_sum_tile(rows, columns, x.dtype, gate is not None)
+    programs = batch * heads * triton.cdiv(rows, tile.depth) * triton.cdiv(columns, tile.width)
     if programs == 0:
         return sums
     architecture = architecture_of(x.device)
@@ -87,7 +64,8 @@ def _sum_outer(x: Tensor, y: Tensor, *, gate: Tensor | None = None, into: Tensor
     sum_outer[(programs * segments,)](
         tokens(x, heads), tokens(y, heads), None if gate is None else tokens(gate, heads), states(parts),
         length, triton.cdiv(length, segments), segments, heads,
-        C=tile.tokens, R=depth, W=width, PRECISION=_precision(x), num_warps=tile.warps, num_stages=1,
+        C=tile.chunk, R=tile.depth, W=tile.width, PRECISION=_precision(x),
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if segments > 1:
         torch.sum(parts, 2, out=sums)
@@ -106,16 +84,15 @@ def _multiply_rows(
     """``result = factor ⊙ ((x ⊙ gate)·matrix)``, and the same without the factor to ``ungated``."""
     batch, length, heads, depth = x.shape
     columns = result.shape[3]
-    tile = ROWS_TILE[x.dtype]
-    width = min(tile.width, padded(columns))
-    programs = batch * heads * triton.cdiv(length, tile.tokens) * triton.cdiv(columns, width)
+    tile = gate_rows_tile(depth, columns, x.dtype)
+    programs = batch * heads * triton.cdiv(length, tile.chunk) * triton.cdiv(columns, tile.width)
     if programs == 0:
         return
     multiply_rows[(programs,)](
         tokens(x, heads), *(None if t is None else tokens(t, heads) for t in (gate, factor, ungated)),
         states(matrix), tokens(result, heads), length, heads,
-        C=tile.tokens, R=min(tile.depth, padded(depth)), W=width, PRECISION=_precision(x),
-        num_warps=tile.warps, num_stages=1,
+        C=tile.chunk, R=tile.depth, W=tile.width, PRECISION=_precision(x),
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 import fulmen
-from fulmen.bench.progress import Steps
 from fulmen.environment import describe, environment
 from fulmen.gpu.architectures import interpreted
+from fulmen.progress import Steps
 from fulmen.verify.check import Check, Target, all_checks
 from fulmen.verify.figures import size_of, times, workspaces
 

@@ -12,12 +12,14 @@ import torch
 from fulmen.bench.report.groups import Group
 from fulmen.bench.tables import markdown
 from fulmen.gpu.architectures import ARCHITECTURES, Architecture
-from fulmen.gpu.tiles import Tile, scan_tile, tpa_tile
+from fulmen.gpu.tiles import ProductTile, Tile, gate_rows_tile, gate_sum_tile, scan_tile, tpa_tile
 
 KernelReport = dict[str, Any]  # one kernel, as `fulmen inspect --json` writes it
 LINEAR_ATTENTION = ("state", "lasd", "la3")
 # How the labels of the other suites' kernels begin.
 PREFIXES = {"tpa_decode": "tpa ", "flao": "gate "}
+AnyTile = Tile | ProductTile
+FIELDS = {"chunk": "Chunk", "depth": "Depth", "width": "Width", "warps": "num_warps", "stages": "num_stages"}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NATIVE = (
     ("chunk", "16", "Tokens walked at once"),
@@ -41,25 +43,26 @@ def load_inspection(path: Path) -> list[KernelReport]:
 def kernel_configuration(suite: str, groups: list[Group]) -> list[str]:
     """The section on tiles: of the Triton kernels, from the table they are launched with, and of the CPU core."""
     config = groups[0].any_table.config
-    rows = []
+    rows: list[list[str]] = []
+    fields: tuple[str, ...] = ()
     for kernel, tile_on in _tiles(suite, config).items():
-        alike: dict[Tile, list[str]] = {}
+        alike: dict[AnyTile, list[str]] = {}
         for architecture in ARCHITECTURES.values():
             alike.setdefault(tile_on(architecture), []).append(architecture.name)
-        rows += [[kernel, ", ".join(names), *map(str, tile)] for tile, names in alike.items()]
-    if not rows:
-        return []
+        for tile, names in alike.items():
+            rows.append([kernel, ", ".join(names), *map(str, tile)])
+            fields = tile._fields
     about = (
         f"GPU, {config['dim']} channels, {config['dtype']}: from the table of tiles (`gpu/tiles.py`), not autotuned."
     )
-    header = ["Kernel", "Architectures", "Chunk", "Width", "num_warps", "num_stages"]
+    header = ["Kernel", "Architectures", *(FIELDS[field] for field in fields)]
     sections = ["## Kernel Configuration", about, markdown(header, rows)]
     if suite in LINEAR_ATTENTION:
         sections += ["CPU core:", markdown(["Parameter", "Value", "Notes"], [list(row) for row in NATIVE])]
     return sections
 
 
-def _tiles(suite: str, config: dict[str, Any]) -> dict[str, Callable[[Architecture], Tile]]:
+def _tiles(suite: str, config: dict[str, Any]) -> dict[str, Callable[[Architecture], AnyTile]]:
     """A suite's kernels, and the tile that each has on an architecture."""
     dim, dtype = config.get("dim", 128), DTYPES.get(config.get("dtype", ""), torch.bfloat16)
 
@@ -77,7 +80,11 @@ def _tiles(suite: str, config: dict[str, Any]) -> dict[str, Callable[[Architectu
     if suite == "tpa_decode":
         heads = config.get("heads", 32)
         return {"Decode (width: heads)": lambda architecture: tpa_tile(architecture, dim, dim, dtype, heads)}
-    return {}
+    return {
+        "Sum of outer products: kv": lambda architecture: gate_sum_tile(dim, dim, dtype, gated=False),
+        "The same of gated rows: dkv": lambda architecture: gate_sum_tile(dim, dim, dtype, gated=True),
+        "Rows times a matrix: o, dq, dk, dv, dg": lambda architecture: gate_rows_tile(dim, dim, dtype),
+    }
 
 
 def _is_of(suite: str, report: KernelReport) -> bool:

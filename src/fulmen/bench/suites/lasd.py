@@ -22,6 +22,7 @@ from fulmen.bench.suite import (
     batch_head_dim,
     few_heads,
 )
+from fulmen.gpu.architectures import kernels_run_on
 
 
 def linear(schedule: str, backend: str = "auto") -> Callable[..., Tensor]:
@@ -31,6 +32,12 @@ def linear(schedule: str, backend: str = "auto") -> Callable[..., Tensor]:
         return fulmen.linear_attention(q, k, v, decay=decay, schedule=schedule, backend=backend)
 
     return run
+
+
+def _lightning2_chunk_loop(q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
+    if kernels_run_on(q.device) and not why_missing("lightning_attn"):
+        return peer("lightning_attn.ops.lightning_attn_func")(q, k, v, -decay)
+    return lightning2_chunk_loop(q, k, v, decay)
 
 
 def _gla(q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
@@ -93,14 +100,17 @@ LASD = Suite(
                 lightning2_parallel,
                 EXACT,
                 fixed=("constant",),
+                heads_first=True,
             ),
             Column(
                 "LC",
-                "Lightning Attention-2, one loop over chunks: lightning2_chunk_loop",
+                "Lightning Attention-2, one loop over chunks: lightning-attn on CUDA if installed, else "
+                "lightning2_chunk_loop",
                 (*QKV, "constant"),
-                lightning2_chunk_loop,
+                _lightning2_chunk_loop,
                 EXACT,
                 fixed=("constant",),
+                heads_first=True,
             ),
             Column(
                 "GLA_K",

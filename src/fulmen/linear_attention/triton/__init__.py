@@ -153,7 +153,7 @@ def states_forward(p: States, states: Tensor) -> None:
     fill_first_edge(states[:, :, 0], p.initial_state)
     if p.k.shape[1] == 0:
         return
-    one_by_one = p.schedule in ("loop", "recurrent")
+    one_by_one = p.schedule in ("loop", "recurrent") or (p.schedule == "auto" and run.heads_fill_the_card)
     run.summarise(p.k, p.v, states, carry=one_by_one)
     if not one_by_one:
         run.fold(states)

@@ -71,6 +71,14 @@ class Launcher:
         sizes = self.key_size, self.value_size
         return sizes if writes == "value" else (sizes[1], sizes[0])
 
+    @property
+    def heads_fill_the_card(self) -> bool:
+        """Whether a program for each tile of each head's state leaves none of the card idle."""
+        if torch.are_deterministic_algorithms_enabled():
+            return True  # bits then do not depend on the batch
+        tiles = triton.cdiv(self.value_size, self.scan_tile("value", gradient=False).width)
+        return self.sequences * self.heads * tiles >= self.architecture.multiprocessors
+
     def scan_tile(self, writes: str, gradient: bool) -> Tile:
         read, write = self.sizes(writes)
         return scan_tile(self.architecture, read, write, self.dtype, self.decays.axes, gradient, self.small)
