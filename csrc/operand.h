@@ -26,6 +26,18 @@ template <class F> FULMEN_INLINE auto with_element(int64_t dtype, F f) {
     return f(float());
 }
 
+// As many of 2 kLanes bfloat16 as there are; the rest is 0.
+FULMEN_INLINE BitVec load_some_pairs(const uint16_t *from, int64_t n) {
+    if (n >= 2 * kLanes) return load_pairs(from);
+#if defined(__AVX512BF16__)
+    return (BitVec)_mm512_maskz_loadu_epi16(_cvtu32_mask32((1u << n) - 1), from);
+#else
+    uint16_t some[2 * kLanes] = {};
+    for (int64_t l = 0; l < n; ++l) some[l] = from[l];
+    return load_pairs(some);
+#endif
+}
+
 struct Use {
     bool over_features, over_tokens;
 };
@@ -70,11 +82,7 @@ public:
     // Rows of bfloat16.
     void load(Rows rows, int64_t count) const {
         fill_pairs(count, [rows, features = features](int64_t r, int64_t f) {
-            const uint16_t *from = (const uint16_t *)rows.row(r) + f;
-            if (f + 2 * kLanes <= features) return load_pairs(from);
-            uint16_t some[2 * kLanes] = {};
-            for (int64_t l = 0; l < features - f; ++l) some[l] = from[l];
-            return load_pairs(some);
+            return load_some_pairs((const uint16_t *)rows.row(r) + f, features - f);
         });
     }
     // As for floats; values are rounded.
