@@ -58,7 +58,11 @@ _TABLE = {
     "cuda": _NVIDIA,
     "hip": _AMD,
     "sm_90": _NVIDIA | {"both axes, gradient": _CHANNEL},
-    "sm_100": _NVIDIA | {"both axes, gradient": _NARROW | {64: Tile(16, 32, 4, 4, 255)}},
+    "sm_100": _NVIDIA
+    | {
+        "shared": _NVIDIA["shared"] | {64: Tile(32, 64, 4, 1, 255)},
+        "both axes, gradient": _NARROW | {64: Tile(16, 32, 4, 4, 255)},
+    },
 }
 # The "recompute" schedule trades reads for shared memory.
 _SMALL_WIDTH = 32
