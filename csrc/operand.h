@@ -26,6 +26,18 @@ template <class F> FULMEN_INLINE auto with_element(int64_t dtype, F f) {
     return f(float());
 }
 
+// As many of 2 kLanes bfloat16 as there are; the rest is 0.
+FULMEN_INLINE BitVec load_some_pairs(const uint16_t *from, int64_t n) {
+    if (n >= 2 * kLanes) return load_pairs(from);
+#if defined(__AVX512BF16__)
+    return (BitVec)_mm512_maskz_loadu_epi16(_cvtu32_mask32((1u << n) - 1), from);
+#else
+    uint16_t some[2 * kLanes] = {};
+    for (int64_t l = 0; l < n; ++l) some[l] = from[l];
+    return load_pairs(some);
+#endif
+}
+
 struct Use {
     bool over_features, over_tokens;
 };
@@ -69,12 +81,8 @@ public:
 
     // Rows of bfloat16.
     void load(Rows rows, int64_t count) const {
-        fill_pairs(count, [&](int64_t r, int64_t f) {
-            const uint16_t *from = (const uint16_t *)rows.row(r) + f;
-            if (f + 2 * kLanes <= features) return load_pairs(from);
-            uint16_t some[2 * kLanes] = {};
-            for (int64_t l = 0; l < features - f; ++l) some[l] = from[l];
-            return load_pairs(some);
+        fill_pairs(count, [rows, features = features](int64_t r, int64_t f) {
+            return load_some_pairs((const uint16_t *)rows.row(r) + f, features - f);
         });
     }
     // As for floats; values are rounded.
@@ -88,18 +96,19 @@ private:
 
     // pairs(token, feature) is a vector of pairs of features.
     template <class F> FULMEN_MEMBER void fill_pairs(int64_t count, F pairs) const {
-        const int64_t blocks = use.over_tokens ? 2 * kPanel : kPanel;  // of tokens
-        for (int64_t r = 0; r < (count + blocks - 1) / blocks * blocks; r += 2)
-            for (int64_t f = 0; f < features; f += 2 * kLanes) {
+        const Operand x = *this;  // a copy, which no store can change
+        const int64_t block = x.use.over_tokens ? 2 * kPanel : kPanel;  // of tokens
+        for (int64_t r = 0; r < (count + block - 1) / block * block; r += 2)
+            for (int64_t f = 0; f < x.features; f += 2 * kLanes) {
                 BitVec first = r < count ? pairs(r, f) : BitVec{}, second = r + 1 < count ? pairs(r + 1, f) : BitVec{};
-                if (use.over_features) {
-                    store(by_feature.at(r, f / 2), first);
-                    store(by_feature.at(r + 1, f / 2), second);
+                if (x.use.over_features) {
+                    store(x.by_feature.at(r, f / 2), first);
+                    store(x.by_feature.at(r + 1, f / 2), second);
                 }
-                if (use.over_tokens) {
+                if (x.use.over_tokens) {
                     pair_rows(first, second);
-                    store(by_token.at(r / 2, f), first);
-                    if (f + kLanes < padded(features)) store(by_token.at(r / 2, f + kLanes), second);
+                    store(x.by_token.at(r / 2, f), first);
+                    if (f + kLanes < padded(x.features)) store(x.by_token.at(r / 2, f + kLanes), second);
                 }
             }
     }

@@ -21,6 +21,7 @@ namespace FULMEN_ISA {
 namespace {
 
 template <class Element> constexpr int64_t kRows = 32 * kNumbers<Element>;  // tokens packed at once
+
 constexpr int64_t kTogether = 4;           // heads that walk together, at most
 constexpr int64_t kTasks = 64;             // heads are cut into segments up to about this many tasks,
 constexpr int64_t kShortestSegment = 512;  // of at least so many tokens
@@ -115,7 +116,6 @@ struct Chunk {
     Panels panels;
     int64_t features;
     Chunk(Arena &arena, int64_t rows, int64_t features) : panels(arena.panels(rows, features)), features(features) {}
-    int64_t blocks() const { return padded(features) / kPanel; }
     void load(Rows rows, int64_t count) const {
         for (int64_t r = 0; r < count; r += kPanel) pack(rows, r, smaller<int64_t>(kPanel, count - r), features, block(r));
     }
@@ -123,47 +123,86 @@ struct Chunk {
     Panels block(int64_t row) const { return {panels.data + row * kPanel, panels.stride}; }
 };
 
-// Rows that are needed soon: the cache is asked for them share by share while a product is computed.
+// Rows that are needed soon.
 struct Soon {
     Rows rows;
     int64_t features, count;
+    int64_t bytes() const { return rows.present() ? features * rows.element_bytes() : 0; }
 };
 typedef std::initializer_list<Soon> Prefetches;
 
-FULMEN_INLINE void ask_for(Prefetches list, int64_t part, int64_t parts) {
-    for (const Soon &x : list) prefetch(x.rows, 0, x.count, x.features, part, parts);
-}
+// Asks the cache for them while a product is computed, a few lines at a time: more than it can wait for at once hold up the
+// product.
+class Prefetcher {
+public:
+    Prefetcher(Prefetches list, int64_t times) : next(list.begin()), end(list.end()) {
+        int64_t lines = 0;
+        for (const Soon &x : list) lines += x.count * ((x.bytes() + 63) / 64);
+        at_once = (lines + times - 1) / larger<int64_t>(1, times);
+        skip_absent();
+    }
+    FULMEN_MEMBER void ask() {
+        for (int64_t i = 0; i < at_once && next != end; ++i) {
+            __builtin_prefetch(next->rows.row(row) + byte, 0, 2);
+            if ((byte += 64) < next->bytes()) continue;
+            byte = 0;
+            if (++row < next->count) continue;
+            row = 0;
+            ++next;
+            skip_absent();
+        }
+    }
+
+private:
+    const Soon *next, *end;
+    int64_t at_once, row = 0, byte = 0;
+    void skip_absent() {
+        while (next != end && (next->count <= 0 || next->bytes() == 0)) ++next;
+    }
+};
+
+// A panel that asks on the way down.
+template <class Element> struct AskingPanel : PanelOf<Element> {
+    Prefetcher *prefetcher;
+    AskingPanel(const Element *panel, Prefetcher &prefetcher) : PanelOf<Element>(panel), prefetcher(&prefetcher) {}
+    FULMEN_MEMBER void next_depth() {
+        PanelOf<Element>::next_depth();
+        prefetcher->ask();
+    }
+};
 
 int64_t row_blocks(int64_t count) { return (count + kPanel - 1) / kPanel; }
+
+// result = start(result) + left * right.
+template <class Left, class Start>
+void multiply_panels(Panels result, int64_t rows, int64_t columns, Start start, Left left,
+                     PanelsOf<typename Left::Element> right, int64_t depth, Prefetches soon) {
+    Prefetcher prefetcher(soon, row_blocks(rows) * row_blocks(columns) * depth);
+    for (int64_t p = 0; p < row_blocks(columns); ++p)
+        multiply(result.panel(p), row_blocks(rows), start,
+                 Product<Left, AskingPanel<typename Left::Element>>{left, {right.panel(p), prefetcher}, depth});
+}
 
 // result = left * right, for the rows of a chunk.
 template <class Element>
 void multiply_rows(const Chunk &result, const Operand<Element> &left, PanelsOf<Element> right, int64_t count,
                    Prefetches soon) {
-    const int64_t depth = depth_blocks<Element>(left.features);
-    for (int64_t p = 0; p < result.blocks(); ++p) {
-        ask_for(soon, p, result.blocks());
-        multiply(result.panels.panel(p), row_blocks(count), Zero{},
-                 Product<AsStoredOf<Element>>{left.over_features(), right.panel(p), depth});
-    }
+    multiply_panels(result.panels, count, result.features, Zero{}, AsStoredOf<Element>(left.over_features()), right,
+                    depth_blocks<Element>(left.features), soon);
 }
 
 // sum += left^T right, over the rows of two chunks.
 template <class Element>
 void add_outer(Panels sum, const Operand<Element> &left, const Operand<Element> &right, int64_t count,
                Prefetches soon) {
-    const int64_t depth = depth_blocks<Element>(count), panels = padded(right.features) / kPanel;
-    for (int64_t p = 0; p < panels; ++p) {
-        ask_for(soon, p, panels);
-        multiply(sum.panel(p), padded(left.features) / kPanel, Add{},
-                 Product<TransposedOf<Element>>{left.over_tokens(), right.over_tokens().panel(p), depth});
-    }
+    multiply_panels(sum, left.features, right.features, Add{}, TransposedOf<Element>(left.over_tokens()),
+                    right.over_tokens(), depth_blocks<Element>(count), soon);
 }
 
 // result = x * factor, element by element, in the caller's memory.
-void store_product(const Chunk &x, Rows factor, Rows result, int64_t count) {
-    with_type(factor.dtype, [&](auto factor_type) {
-        with_type(result.dtype, [&](auto result_type) {
+void store_product(Chunk x, Rows factor, Rows result, int64_t count) {
+    with_type(factor.dtype, [=](auto factor_type) {
+        with_type(result.dtype, [=](auto result_type) {
             for (int64_t r = 0; r < count; ++r) {
                 auto from = (const typename decltype(factor_type)::Stored *)factor.row(r);
                 auto to = (typename decltype(result_type)::Stored *)result.row(r);
@@ -178,10 +217,10 @@ void store_product(const Chunk &x, Rows factor, Rows result, int64_t count) {
 
 // to = a * b, element by element.
 template <class Element> void load_product(const Operand<Element> &to, Rows a, Rows b, int64_t count) {
-    with_type(a.dtype, [&](auto a_type) {
-        with_type(b.dtype, [&](auto b_type) {
-            to.fill(count, [&](int64_t r, int64_t f) {
-                const int64_t n = to.features - f;
+    with_type(a.dtype, [=](auto a_type) {
+        with_type(b.dtype, [=](auto b_type) {
+            to.fill(count, [=, features = to.features](int64_t r, int64_t f) {
+                const int64_t n = features - f;
                 const auto from_a = (const typename decltype(a_type)::Stored *)a.row(r) + f;
                 const auto from_b = (const typename decltype(b_type)::Stored *)b.row(r) + f;
                 return load_some(a_type, from_a, n) * load_some(b_type, from_b, n);

@@ -16,13 +16,14 @@ pytestmark = [
 pytest.importorskip("triton")
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "gfx950"])
-def test_one_architecture_of_each_vendor(arch, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("arch", "decay"), [("sm_80", "token"), ("sm_120", "key+value"), ("gfx950", "token")])
+def test_nothing_spills(arch, decay, tmp_path, monkeypatch):
+    """On an architecture of each vendor, and where registers are scarcest."""
     from fulmen.gpu.compilation import resources
     from fulmen.gpu.inspection import record
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    chosen = {labelled.kernel: labelled.launch for labelled in record([arch], ["token"], None, False)}
+    chosen = {labelled.kernel: labelled.launch for labelled in record([arch], [decay], None, False)}
     assert {"output", "dq", "dk", "dv", "summarise", "fold", "recur", "recur, step"} <= set(chosen)
     for kernel in ("dk", "fold", "recur, step"):
         found = resources(chosen[kernel], ARCHITECTURES[arch])

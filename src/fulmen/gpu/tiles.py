@@ -1,14 +1,17 @@
 """Tile sizes, warps and stages of every kernel: a table, no autotuning, so the first call is as fast as any other and
 the same call gives the same bits on every machine with the same architecture.
 
-How entries were chosen: by compiling (`fulmen inspect`) for bfloat16, since no GPU was at hand; wide tiles were
-preferred and narrowed where they spilled. Wide, because a program reads the whole of x and y for each tile of the
-written axis: at 128 channels, 64 columns request 1.5 times the bytes of reading all once, 32 columns 2.5 times. One
-stage, because a second one, where it was tried, held operands in registers for longer and spilled. Eight warps for
-decays per channel, because each then has one column of tensor-core tiles of a product with 64 columns, and its state's
-part with it; four spilled. What still spills is listed in docs/gpu.md.
+How entries were chosen: by compiling (`fulmen inspect`), since no GPU was at hand; wide tiles were preferred and
+narrowed where they spilled. Wide, because a program reads the whole of x and y for each tile of the written axis: at
+128 channels, 64 columns request 1.5 times the bytes of reading all once, 32 columns 2.5 times. One stage, because a
+second one, where it was tried, held operands in registers for longer and spilled.
+
 What limits: with R channels of the read axis a program holds its state [R, width], x and y [chunk, R], and Triton lets
-every warp hold a whole operand of a product whose result has fewer rows than columns; so chunks are short.
+every warp hold a whole operand of a product whose result has fewer rows than columns; so chunks are short. Decays per
+channel need more of such operands than there are registers on NVIDIA. There the read axis is cut into slices of 16
+channels or more, one for each warp, and what is summed over the axis is added up through shared memory. (With 64
+channels there are two warps for each of 4 slices, for the written axis.) Decays that channels share do without: adding
+up would be most of their work.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ class Tile(NamedTuple):
     chunk: int  # tokens walked at once
     width: int  # channels of the written axis in one program
     warps: int
+    slices: int = 1  # of the read axis, for a warp each
+    registers: int | None = None  # that ptxas may use for a thread; None: as many as it finds best
     stages: int = 1  # of the loads' pipeline
 
 
@@ -32,26 +37,37 @@ class Tile(NamedTuple):
 _NVIDIA = {
     "shared": {64: Tile(32, 64, 4), 128: Tile(32, 64, 8), 256: Tile(16, 32, 8), 512: Tile(16, 16, 8)},
     "shared, gradient": {64: Tile(16, 64, 4), 128: Tile(16, 64, 8), 256: Tile(16, 32, 8), 512: Tile(16, 16, 8)},
-    "one axis": {64: Tile(16, 64, 8), 128: Tile(16, 32, 8), 256: Tile(16, 32, 8), 512: Tile(16, 16, 8)},
-    "one axis, gradient": {64: Tile(16, 64, 8), 128: Tile(16, 32, 8), 256: Tile(16, 32, 8), 512: Tile(16, 16, 8)},
-    "both axes": {64: Tile(16, 64, 8), 128: Tile(16, 32, 8), 256: Tile(16, 32, 8), 512: Tile(16, 16, 8)},
-    "both axes, gradient": {64: Tile(16, 64, 8), 128: Tile(16, 32, 8), 256: Tile(16, 32, 8), 512: Tile(16, 16, 8)},
 }
+# Left alone, ptxas settles on 128 registers for some of these and spills a few bytes. (For others it then spills less.)
+_CHANNEL = {
+    64: Tile(16, 64, 8, 4, 255),
+    128: Tile(16, 64, 8, 8, 255),
+    256: Tile(16, 32, 8, 8, 255),
+    512: Tile(16, 16, 8, 8, 255),
+}
+_NARROW = _CHANNEL | {64: Tile(16, 32, 8, 4, 255), 128: Tile(16, 32, 8, 8, 255)}
+_NVIDIA |= dict.fromkeys(("one axis", "one axis, gradient", "both axes"), _CHANNEL) | {"both axes, gradient": _NARROW}
 _AMD = {
     "shared": {64: Tile(32, 64, 4), 128: Tile(32, 64, 4), 256: Tile(16, 32, 4), 512: Tile(16, 16, 4)},
     "shared, gradient": {64: Tile(16, 64, 4), 128: Tile(16, 64, 4), 256: Tile(16, 32, 4), 512: Tile(16, 16, 4)},
 }
 _CHANNEL_AMD = {64: Tile(16, 64, 4), 128: Tile(16, 64, 4), 256: Tile(16, 32, 4), 512: Tile(16, 16, 4)}
 _AMD |= dict.fromkeys(("one axis", "one axis, gradient", "both axes", "both axes, gradient"), _CHANNEL_AMD)
-_ONE_AXIS_80 = {64: Tile(16, 64, 8), 128: Tile(16, 64, 8), 256: Tile(16, 32, 8), 512: Tile(16, 16, 8)}
 # By architecture where it has tiles of its own, else by vendor.
 _TABLE = {
     "cuda": _NVIDIA,
     "hip": _AMD,
-    "sm_80": _NVIDIA | dict.fromkeys(("one axis", "one axis, gradient"), _ONE_AXIS_80),
+    "sm_90": _NVIDIA | {"both axes, gradient": _CHANNEL},
+    "sm_100": _NVIDIA | {"both axes, gradient": _NARROW | {64: Tile(16, 32, 4, 4, 255)}},
 }
 # The "recompute" schedule trades reads for shared memory.
 _SMALL_WIDTH = 32
+
+
+def launch_options(tile: Tile) -> dict[str, int]:
+    """What Triton is told at a launch besides a kernel's arguments."""
+    options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    return options if tile.registers is None else options | {"maxnreg": tile.registers}
 
 
 def padded(size: int) -> int:
@@ -73,10 +89,10 @@ def scan_tile(
     what = ("shared", "one axis", "both axes")[axes] + (", gradient" if gradient else "")
     tiles = _TABLE.get(architecture.name, _TABLE[architecture.backend])
     tile = tiles[what][max(64, padded(read))]
-    if dtype == torch.float32:
-        tile = tile._replace(chunk=16)  # operands take twice the room
+    if dtype == torch.float32 or small:
+        tile = tile._replace(chunk=16)  # operands of float32 take twice the room
     width = min(tile.width, padded(write), _SMALL_WIDTH if small else tile.width)
-    return tile._replace(width=width)
+    return tile._replace(width=width, slices=min(tile.slices, padded(read) // 16))
 
 
 def fold_tile() -> Tile:

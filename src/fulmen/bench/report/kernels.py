@@ -19,7 +19,15 @@ LINEAR_ATTENTION = ("state", "lasd", "la3")
 # How the labels of the other suites' kernels begin.
 PREFIXES = {"tpa_decode": "tpa ", "flao": "gate "}
 AnyTile = Tile | ProductTile
-FIELDS = {"chunk": "Chunk", "depth": "Depth", "width": "Width", "warps": "num_warps", "stages": "num_stages"}
+FIELDS = {
+    "chunk": "Chunk",
+    "depth": "Depth",
+    "width": "Width",
+    "warps": "num_warps",
+    "slices": "Slices",
+    "registers": "maxnreg",
+    "stages": "num_stages",
+}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NATIVE = (
     ("chunk", "16", "Tokens walked at once"),
@@ -50,7 +58,7 @@ def kernel_configuration(suite: str, groups: list[Group]) -> list[str]:
         for architecture in ARCHITECTURES.values():
             alike.setdefault(tile_on(architecture), []).append(architecture.name)
         for tile, names in alike.items():
-            rows.append([kernel, ", ".join(names), *map(str, tile)])
+            rows.append([kernel, ", ".join(names), *("" if value is None else str(value) for value in tile)])
             fields = tile._fields
     about = (
         f"GPU, {config['dim']} channels, {config['dtype']}: from the table of tiles (`gpu/tiles.py`), not autotuned."

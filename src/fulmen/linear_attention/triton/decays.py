@@ -118,7 +118,7 @@ def decayed(state, logs, read_logs, write_logs):
     if logs is not None:
         state *= tl.exp(tl.sum(logs))
     if read_logs is not None:
-        state *= tl.exp(tl.sum(read_logs, 0))[:, None]
+        state *= tl.expand_dims(tl.exp(tl.sum(read_logs, -2)), -1)
     if write_logs is not None:
         state *= tl.exp(tl.sum(write_logs, 0))[None, :]
     return state

@@ -12,22 +12,30 @@ import triton
 import triton.language as tl
 
 from fulmen.linear_attention.triton.decays import border_mask, channel_weights, pair_mask, shared_weights
-from fulmen.linear_attention.triton.products import THREE_TERMS, TWO_TERMS, product, sum_where
+from fulmen.linear_attention.triton.products import (
+    THREE_TERMS,
+    TWO_TERMS,
+    for_each_slice,
+    product,
+    sum_slices,
+    sum_where,
+    transposed,
+)
 
 
 @triton.jit
 def scores(x, y, logs, rows, LEVELS: tl.constexpr, BACKWARD: tl.constexpr, PRECISION: tl.constexpr):
     """``[C, C]``: x_i · (w_ij ⊙ y_j), whole; ``logs`` are those of a channel decay of the read axis, or None."""
     if logs is None:
-        result = product(x, tl.trans(y), PRECISION)
+        result = product(x, transposed(y), PRECISION)
     else:
-        itself = tl.sum(x.to(tl.float32) * y.to(tl.float32), 1)
-        result = tl.where(rows[:, None] == rows[None, :], itself[:, None], 0.0)
+        itself = tl.sum(x.to(tl.float32) * y.to(tl.float32), -1)
+        result = tl.where(rows[:, None] == rows[None, :], tl.expand_dims(itself, -1), 0.0)
         for level in tl.static_range(LEVELS):
             weights = channel_weights(logs, border_mask(rows, level))
-            across = product(x * weights, tl.trans(y * weights), PRECISION)
+            across = product(x * weights, transposed(y * weights), PRECISION)
             result = tl.where(pair_mask(rows, level, BACKWARD), across, result)
-    return result
+    return sum_slices(result)
 
 
 @triton.jit
@@ -84,4 +92,4 @@ def contribution(y, z, logs, read_logs, write_logs, leave, PRECISION: tl.constex
         y = y * channel_weights(read_logs, leave)
     if write_logs is not None:
         z = z * channel_weights(write_logs, leave)
-    return product(tl.trans(y), z, THREE_TERMS if PRECISION == TWO_TERMS else PRECISION)
+    return product(transposed(y), for_each_slice(z, y), THREE_TERMS if PRECISION == TWO_TERMS else PRECISION)

@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from fulmen.gpu.architectures import Architecture, architecture_of
-from fulmen.gpu.tiles import Tile, fold_tile, padded, recurrent_tile, scan_tile
+from fulmen.gpu.tiles import Tile, fold_tile, launch_options, padded, recurrent_tile, scan_tile
 from fulmen.linear_attention.problem import Attention, States
 from fulmen.linear_attention.triton import operands
 from fulmen.linear_attention.triton.operands import UNIT, Cut, Tokens
@@ -110,10 +110,10 @@ class Launcher:
             self.states(entering, transposed), self.states(leaving, transposed),
             *self.gradient(gradient, transposed),
             self.cut, self.heads, write_size, scale,
-            C=tile.chunk, R=padded(read_size), W=tile.width, LEVELS=tile.chunk.bit_length() - 1,
+            C=tile.chunk, R=padded(read_size), S=tile.slices, W=tile.width, LEVELS=tile.chunk.bit_length() - 1,
             PER_TOKEN=self.decays.per_token, BACKWARD=backward,
             PRECISION=self.precision("two terms" if gradient is None else "three terms"),
-            num_warps=tile.warps, num_stages=tile.stages,
+            **launch_options(tile),
         )  # fmt: skip
 
     def gradient(self, gradient: Gradient | None, transposed: bool) -> tuple[Any, Any, Any, Any]:
@@ -138,9 +138,9 @@ class Launcher:
         summarise[(programs,)](
             self.tokens(y), self.tokens(z), self.decays.shared, self.decays.key, self.decays.value,
             self.states(edges), self.cut, self.heads, scale,
-            C=tile.chunk, R=padded(self.key_size), W=tile.width, PER_TOKEN=self.decays.per_token,
+            C=tile.chunk, R=padded(self.key_size), S=tile.slices, W=tile.width, PER_TOKEN=self.decays.per_token,
             BACKWARD=backward, CARRY=carry, PRECISION=self.precision("three terms"),
-            num_warps=tile.warps, num_stages=tile.stages,
+            **launch_options(tile),
         )  # fmt: skip
 
     def fold(self, edges: Tensor, *, backward: bool = False) -> None:
@@ -159,7 +159,7 @@ class Launcher:
             self.totals(self.decays.key, edges),
             self.totals(self.decays.value, edges),
             self.cut, self.heads, self.key_size, self.value_size,
-            R=rows, W=width, BACKWARD=backward, num_warps=tile.warps, num_stages=tile.stages,
+            R=rows, W=width, BACKWARD=backward, **launch_options(tile),
         )  # fmt: skip
 
     def totals(self, decay: Tokens | None, like: Tensor) -> Tokens | None:
@@ -172,7 +172,7 @@ class Launcher:
         programs = self.sequences * self.cut.segments * self.heads * triton.cdiv(decay.size, width)
         sum_segments[(programs,)](
             decay, self.tokens(sums), self.cut, self.heads,
-            C=tile.chunk, K=width, num_warps=tile.warps, num_stages=tile.stages,
+            C=tile.chunk, K=width, **launch_options(tile),
         )  # fmt: skip
         return self.tokens(sums)
 
@@ -189,7 +189,7 @@ class Launcher:
             self.tokens(q), self.tokens(k), self.tokens(v), decay, self.decays.value, self.tokens(output),
             self.states(entering), self.states(leaving), self.cut, self.heads, scale,
             D=padded(self.key_size), E=tile.width, PER_TOKEN=self.decays.per_token,
-            PER_CHANNEL=self.decays.key is not None, num_warps=tile.warps, num_stages=tile.stages,
+            PER_CHANNEL=self.decays.key is not None, **launch_options(tile),
         )  # fmt: skip
 
     def tokens(self, x: Tensor | None) -> Tokens | None:

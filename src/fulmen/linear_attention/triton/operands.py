@@ -81,14 +81,18 @@ def chunk_index(cut, sequence, start, t, C: tl.constexpr):
 @triton.jit
 def row_of(x, batch, token, head):
     """Where the row of ``token`` starts."""
-    return x.pointer + batch * x.batch + token * x.token + (head // x.share).to(tl.int64) * x.head
+    return x.pointer + (batch * x.batch + (head // x.share).to(tl.int64) * x.head) + token * x.token
 
 
 @triton.jit
 def load_rows(x, batch, token, head, rows, valid, columns):
-    """``[C, K]``: ``rows`` after ``token``; zeros outside of the ``valid`` ones and of the tensor."""
-    pointers = row_of(x, batch, token, head) + rows[:, None] * x.token + columns[None, :]
-    return tl.load(pointers, mask=(rows < valid)[:, None] & (columns < x.size)[None, :], other=0.0)
+    """``[C, K]``: ``rows`` after ``token``; zeros outside of the ``valid`` ones and of the tensor.
+
+    With ``columns`` in slices (:func:`slices`), ``[S, C, K / S]``.
+    """
+    rows, columns = rows[:, None], tl.expand_dims(columns, -2)
+    pointers = row_of(x, batch, token, head) + rows * x.token + columns
+    return tl.load(pointers, mask=(rows < valid) & (columns < x.size), other=0.0)
 
 
 @triton.jit
@@ -99,19 +103,32 @@ def store_rows(x, batch, token, head, rows, valid, columns, values):
 
 
 @triton.jit
+def slices(K: tl.constexpr, S: tl.constexpr):
+    """``[S, K / S]``: the channels from 0 to K - 1 in S slices; for one slice, ``[K]``."""
+    return tl.arange(0, K) if S == 1 else tl.arange(0, S)[:, None] * (K // S) + tl.arange(0, K // S)[None, :]
+
+
+@triton.jit
+def zero_state(R: tl.constexpr, S: tl.constexpr, W: tl.constexpr):
+    """``[R, W]``, or with S slices ``[S, R / S, W]``."""
+    return tl.zeros([R, W], tl.float32) if S == 1 else tl.zeros([S, R // S, W], tl.float32)
+
+
+@triton.jit
 def load_state(x, sequence, head, edge, rows, columns, row_size, column_size):
-    mask = (rows < row_size)[:, None] & (columns < column_size)[None, :]
-    return tl.load(state_at(x, sequence, head, edge, rows, columns), mask=mask, other=0.0)
+    pointers, exist = state_at(x, sequence, head, edge, rows, columns, row_size, column_size)
+    return tl.load(pointers, mask=exist, other=0.0)
 
 
 @triton.jit
 def store_state(x, sequence, head, edge, rows, columns, row_size, column_size, values):
-    mask = (rows < row_size)[:, None] & (columns < column_size)[None, :]
-    tl.store(state_at(x, sequence, head, edge, rows, columns), values, mask=mask)
+    pointers, exist = state_at(x, sequence, head, edge, rows, columns, row_size, column_size)
+    tl.store(pointers, values, mask=exist)
 
 
 @triton.jit
-def state_at(x, sequence, head, edge, rows, columns):
-    """Pointers to the elements of one state."""
+def state_at(x, sequence, head, edge, rows, columns, row_size, column_size):
+    """Pointers to the elements of one state, and which of them exist; ``rows`` may be in slices."""
+    rows = tl.expand_dims(rows, -1)
     base = x.pointer + sequence.to(tl.int64) * x.sequence + head.to(tl.int64) * x.head + edge.to(tl.int64) * x.edge
-    return base + rows[:, None] * x.row + columns[None, :] * x.column
+    return base + rows * x.row + columns[None, :] * x.column, (rows < row_size) & (columns < column_size)[None, :]

@@ -8,6 +8,8 @@ for float16 inputs. ``PRECISION`` says how:
     "two terms"      x ≈ hi + mid to 2^-17: for results that are rounded to 16 bits
     "three terms"    x ≈ hi + mid + low to 2^-25: for states and gradients of decays, which are float32
     "tf32x3" (NVIDIA) and "ieee" (AMD): for float32 inputs, as tl.dot's input_precision
+
+Operands may have slices, ``[S, rows, columns]``: as many products, of which Triton gives each to a warp of its own.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ def product_of_terms(a, b, PRECISION: tl.constexpr):
     """The smallest terms are added first."""
     a_high, a_middle, a_low = terms(a)
     b_high, b_middle, b_low = terms(b)
-    total = tl.zeros([a.shape[0], b.shape[1]], tl.float32)
+    total = None
     if PRECISION == THREE_TERMS:
         if a.dtype == tl.float32:
             total = tl.dot(a_low, b_high, total)
@@ -53,13 +55,29 @@ def product_of_terms(a, b, PRECISION: tl.constexpr):
 
 @triton.jit
 def sum_where(mask, x):
-    """Σ_t over ``mask[i, t]`` of ``x[t, :]``, to the last bit of float32.
+    """Σ_t over ``mask[i, t]`` of ``x[t, :]`` (of each slice of x), to the last bit of float32.
 
     ``x`` must be finite, for 0 · inf is NaN.
     """
     high, middle, low = terms(x)
-    ones = mask.to(tl.bfloat16)
+    ones = for_each_slice(mask.to(tl.bfloat16), x)
     return tl.dot(ones, high, tl.dot(ones, middle, tl.dot(ones, low)))
+
+
+@triton.jit
+def sum_slices(x):
+    return x if len(x.shape) == 2 else tl.sum(x, 0)
+
+
+@triton.jit
+def transposed(x):
+    return tl.trans(x) if len(x.shape) == 2 else tl.trans(x, 0, 2, 1)
+
+
+@triton.jit
+def for_each_slice(a, x):
+    """The matrix ``a`` as often as ``x`` has slices."""
+    return a if len(x.shape) == 2 else tl.broadcast_to(a[None], [x.shape[0], a.shape[0], a.shape[1]])
 
 
 @triton.jit

@@ -4,7 +4,8 @@
     r_i = (w_i ⊙ x_i) S + Σ_j w_ij (x_i · y_j) z_j   what the tokens of a chunk get, from the state before it
 
 Forward in time with (x, y, z) = (q, k, v) it is the output, and with (do, v, k), the two axes exchanged, dq. Backward
-in time with (v, do, q) it is dk, and with (k, q, do) dv; S is then the gradient of the state.
+in time with (v, do, q) it is dk, and with (k, q, do) dv; S is then the gradient of the state. Where the read axis is
+cut into slices (:mod:`fulmen.gpu.tiles`), x and y are [slices, C, R / slices], the state is [slices, R / slices, W].
 
 The gradient of a decay of the written axis is collected on the way, from sums that do not cancel (docs, section 4). It
 needs the walks in both directions: (do, v, k) and (v, do, q) for the key axis, (q, k, v) and (k, q, do) for the value
@@ -45,10 +46,12 @@ from fulmen.linear_attention.triton.operands import (
     load_state,
     place,
     row_of,
+    slices,
     store_rows,
     store_state,
+    zero_state,
 )
-from fulmen.linear_attention.triton.products import THREE_TERMS, TWO_TERMS, product, sum_where
+from fulmen.linear_attention.triton.products import THREE_TERMS, TWO_TERMS, product, sum_slices, sum_where
 
 
 @triton.jit
@@ -58,7 +61,7 @@ def scan(
     entering, leaving,  # States by edge; None: zeros enter, what leaves is not stored
     m, decay_grad, given, edges,  # for the gradient of the written axis' decay; edges are the states S where S is dS
     cut, heads, write_size, scale,
-    C: tl.constexpr, R: tl.constexpr, W: tl.constexpr, LEVELS: tl.constexpr,
+    C: tl.constexpr, R: tl.constexpr, S: tl.constexpr, W: tl.constexpr, LEVELS: tl.constexpr,
     PER_TOKEN: tl.constexpr, BACKWARD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     tiles = tl.cdiv(write_size, W)
@@ -66,7 +69,7 @@ def scan(
     tile, head = program % tiles, program // tiles % heads
     segment, sequence = program // (tiles * heads) % cut.segments, program // (tiles * heads * cut.segments)
     batch, start, first, last = place(cut, sequence, segment)
-    rows, reads, writes = tl.arange(0, C), tl.arange(0, R), tile * W + tl.arange(0, W)
+    reads, writes = slices(R, S), tile * W + tl.arange(0, W)
     before, after = segment, segment + 1
     # The gradient of a decay needs three terms where its sums are subtracted: in what goes through the state. What is
     # inside the chunk is only added, and with decays per channel there would be no registers for a third term.
@@ -75,7 +78,7 @@ def scan(
     if BACKWARD:
         before, after = segment + 1, segment
 
-    state = tl.zeros([R, W], tl.float32)
+    state = zero_state(R, S, W)
     if entering is not None:
         state = load_state(entering, sequence, head, before, reads, writes, x.size, write_size)
     if m is not None:
@@ -89,14 +92,17 @@ def scan(
         held = tl.zeros([W if CHANNEL else 1], tl.float32)
         if BACKWARD:
             other = load_state(edges, sequence, head, before, reads, writes, x.size, write_size)
-            held = sum_rows(state * other, CHANNEL)
+            held = sum_rows(sum_slices(state * other), CHANNEL)
 
     steps = tl.cdiv(last - first, C).to(tl.int32)
-    for step in range(0, steps):
+    # What is the same for all chunks (masks, addresses) is computed for each: kept in registers, it made kernels spill.
+    for step in tl.range(0, steps, disable_licm=True):
         t = first + step * C
         if BACKWARD:
             t = first + (steps - 1 - step) * C
         valid = last - t
+        # From 0 to C - 1; what is added is always 0, but the compiler cannot know and so leaves the masks in the loop.
+        rows = tl.arange(0, C) + (valid < 1).to(tl.int32)
         x_rows = load_rows(x, batch, t, head, rows, valid, reads)
 
         # The logarithms of the chunk's decays, and the weights of its rows up to the border where the state enters.
@@ -113,7 +119,7 @@ def scan(
             weights = weigh(channel_weights(write_logs, enter), weights)
 
         # What the state gives to the tokens.
-        values = weigh(product(weigh(x_rows, x_weights), state, PRECISION), weights)
+        values = weigh(sum_slices(product(weigh(x_rows, x_weights), state, PRECISION)), weights)
         if m is not None:
             m_rows = load_rows(m, batch, t, head, rows, valid, writes)
             gradient = sum_on_the_way(m_rows * values, tl.trans(enter), CHANNEL)

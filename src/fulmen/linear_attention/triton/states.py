@@ -7,14 +7,22 @@ import triton.language as tl
 
 from fulmen.linear_attention.triton.decays import channel_logs, decayed, entering_mask, shared_logs
 from fulmen.linear_attention.triton.inside_chunk import contribution
-from fulmen.linear_attention.triton.operands import load_rows, load_state, place, row_of, store_state
+from fulmen.linear_attention.triton.operands import (
+    load_rows,
+    load_state,
+    place,
+    row_of,
+    slices,
+    store_state,
+    zero_state,
+)
 
 
 @triton.jit
 def summarise(
     y, z, decay, read_decay, write_decay, edges,
     cut, heads, scale,
-    C: tl.constexpr, R: tl.constexpr, W: tl.constexpr,
+    C: tl.constexpr, R: tl.constexpr, S: tl.constexpr, W: tl.constexpr,
     PER_TOKEN: tl.constexpr, BACKWARD: tl.constexpr, CARRY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What each segment adds to the state: S = Σ_j (w_j ⊙ y_j) z_jᵀ, w_j the decay from j to the segment's end (or,
@@ -25,9 +33,9 @@ def summarise(
     tiles = tl.cdiv(z.size, W)
     program = tl.program_id(0)
     tile, head = program % tiles, program // tiles % heads
-    rows, reads, writes = tl.arange(0, C), tl.arange(0, R), tile * W + tl.arange(0, W)
+    rows, reads, writes = tl.arange(0, C), slices(R, S), tile * W + tl.arange(0, W)
     leave = entering_mask(rows, not BACKWARD)
-    state = tl.zeros([R, W], tl.float32)
+    state = zero_state(R, S, W)
     if CARRY:
         sequence, own, count = program // (tiles * heads), 0, cut.segments
         state = load_state(edges, sequence, head, sequence * 0, reads, writes, y.size, z.size)
@@ -38,7 +46,7 @@ def summarise(
         segment = own + i
         batch, _, first, last = place(cut, sequence, segment)
         steps = tl.cdiv(last - first, C).to(tl.int32)
-        for step in range(0, steps):
+        for step in tl.range(0, steps, disable_licm=True):  # as in scan
             t = first + step * C
             if BACKWARD:
                 t = first + (steps - 1 - step) * C

@@ -9,7 +9,7 @@ import triton
 from torch import Tensor
 
 from fulmen.gpu.architectures import Architecture, architecture_of
-from fulmen.gpu.tiles import Tile, padded, tpa_tile
+from fulmen.gpu.tiles import Tile, launch_options, padded, tpa_tile
 from fulmen.linear_attention.triton.operands import Tokens
 from fulmen.tensors import dense
 from fulmen.tpa.problem import Decode
@@ -74,7 +74,7 @@ def launch_decode(
         H=tile.width, R=min(padded(rank), MOST_RANKS),
         D=padded(p.bk.shape[3]), E=padded(value_size), C=tile.chunk, FORMS_Q=rank > MOST_RANKS,
         SINGLE=architecture.single if p.aq.dtype == torch.float32 else None,
-        num_warps=tile.warps, num_stages=tile.stages,
+        **launch_options(tile),
     )  # fmt: skip
 
 
