@@ -193,6 +193,7 @@ typedef struct {
     int64_t value_features;
     const int64_t *lengths; /* [B], each 0 to M, or NULL: all M; tokens behind the end are not read */
     int64_t split;
+    int64_t round_weights; /* nonzero: for bfloat16 factors the weights of the values may be rounded to it */
     int64_t threads;
     double scale;
     fulmen_tensor aq, ak, av; /* [B, M or 1, H, rank], one dtype for all six factors */

@@ -43,7 +43,7 @@ template <class Element_> struct AsStoredOf {
     int64_t stride;
     const Element *rows(int64_t block) const { return data + block * kBlock; }
     int64_t next_depth() const { return stride; }
-    static constexpr int offset(int row, int depth) { return row * kPanel + depth; }
+    FULMEN_MEMBER int offset(int row, int depth) const { return row * kPanel + depth; }
     AsStoredOf(PanelsOf<Element> x) : data(x.data), stride(x.stride) {}
 };
 typedef AsStoredOf<float> AsStored;
@@ -55,31 +55,44 @@ template <class Element_> struct TransposedOf {
     int64_t stride;
     const Element *rows(int64_t block) const { return data + block * stride; }
     int64_t next_depth() const { return kBlock; }
-    static constexpr int offset(int row, int depth) { return depth * kPanel + row; }
+    FULMEN_MEMBER int offset(int row, int depth) const { return depth * kPanel + row; }
     TransposedOf(PanelsOf<Element> x) : data(x.data), stride(x.stride) {}
 };
 typedef TransposedOf<float> Transposed;
 
+// The left factor is rows in the caller's memory, `stride` elements apart.
+template <class Element_> struct InPlaceOf {
+    typedef Element_ Element;
+    const Element *data;
+    int64_t stride;
+    const Element *rows(int64_t block) const { return data + block * kPanel * stride; }
+    int64_t next_depth() const { return kPanel; }
+    FULMEN_MEMBER int64_t offset(int row, int depth) const { return row * stride + depth; }
+};
+
 // Sixteen columns of the right factor: a panel, or rows in the caller's memory.
 template <class Element> struct PanelOf {
     const Element *data;
-    FULMEN_MEMBER const Element *row(int depth) const { return data + depth * kPanel; }
-    FULMEN_MEMBER void next_depth() { data += kBlock; }
+    FULMEN_MEMBER void next_row() { data += kPanel; }
     PanelOf(const Element *panel) : data(panel) {}
 };
 typedef PanelOf<float> Panel;
 struct Columns {
     const float *data;
     int64_t stride;
-    FULMEN_MEMBER const float *row(int depth) const { return data + depth * stride; }
-    FULMEN_MEMBER void next_depth() { data += kPanel * stride; }
+    FULMEN_MEMBER void next_row() { data += stride; }
 };
 
-// left * right for sixteen columns of right.
-template <class Left, class Right = PanelOf<typename Left::Element>> struct Product {
+struct Nothing {
+    FULMEN_MEMBER void operator()() const {}
+};
+
+// left * right for sixteen columns of right; `meanwhile` is called at each block of depth.
+template <class Left, class Right = PanelOf<typename Left::Element>, class Meanwhile = Nothing> struct Product {
     Left left;
     Right right;
     int64_t depth;  // in blocks
+    Meanwhile meanwhile = {};
 };
 
 // What a tile starts from.
@@ -116,20 +129,22 @@ struct Scale {
     }
 };
 
-template <int Row, int Column, int Rows, int Vecs, class Left, class Right>
-FULMEN_INLINE void accumulate(Vec (&acc)[Rows][Vecs], int64_t block, const Product<Left, Right> &product) {
+template <int Row, int Column, int Rows, int Vecs, class... Parts>
+FULMEN_INLINE void accumulate(Vec (&acc)[Rows][Vecs], int64_t block, const Product<Parts...> &product) {
     const int64_t next = product.left.next_depth();
-    const typename Left::Element *a = product.left.rows(block);
-    Right b = product.right;
-    for (int64_t p = 0; p < product.depth; ++p, a += next, b.next_depth()) {
+    const auto *a = product.left.rows(block);
+    auto b = product.right;
+    for (int64_t p = 0; p < product.depth; ++p, a += next) {
+        if (Row == 0 && Column == 0) product.meanwhile();
 #pragma GCC unroll 16
         for (int k = 0; k < kPanel; ++k) {
             decltype(load(a)) right[Vecs];
 #pragma GCC unroll 4
-            for (int v = 0; v < Vecs; ++v) right[v] = load(b.row(k) + Column + v * kLanes);
+            for (int v = 0; v < Vecs; ++v) right[v] = load(b.data + Column + v * kLanes);
+            b.next_row();
 #pragma GCC unroll 16
             for (int r = 0; r < Rows; ++r) {
-                const auto left = broadcast(a[Left::offset(Row + r, k)]);
+                const auto left = broadcast(a[product.left.offset(Row + r, k)]);
 #pragma GCC unroll 4
                 for (int v = 0; v < Vecs; ++v) acc[r][v] = multiply_add(left, right[v], acc[r][v]);
             }
@@ -164,6 +179,12 @@ FULMEN_INLINE void multiply_block(float *c, int64_t block, const Start &start, c
             multiply_block<0, Column + kTileVecs * kLanes>(c, block, start, products...);
         }
     }
+}
+
+// One block of a panel, in a function of its own: rows in the caller's memory take many registers.
+template <class Start, class... Products>
+__attribute__((noinline)) static void multiply_apart(float *c, int64_t block, Start start, Products... products) {
+    multiply_block<0, 0>(c, block, start, products...);
 }
 
 // One panel c of row_blocks blocks: c = start(c) + the sum of the products.

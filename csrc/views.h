@@ -148,7 +148,8 @@ static inline void store_state(Panels from, int64_t rows, int64_t columns, Matri
         }
 }
 
-static inline void transpose(Panels rows_by_features, int64_t features, float *features_by_rows) {
+template <class Element>
+static inline void transpose(PanelsOf<Element> rows_by_features, int64_t features, Element *features_by_rows) {
     for (int64_t p = 0; p * kPanel < features; ++p)
         transpose_block(rows_by_features.panel(p), features_by_rows + p * kBlock);
 }

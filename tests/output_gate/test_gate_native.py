@@ -24,14 +24,6 @@ def test_every_build_with_poisoned_workspace(build, dtype, cache):
         assert_close(run(case, backend="native", cache=cache), exact(case), build)
 
 
-@pytest.fixture
-def medium_precision():
-    """torch's own permission to multiply float32 matrices, as kᵀv is, in bfloat16."""
-    torch.set_float32_matmul_precision("medium")
-    yield
-    torch.set_float32_matmul_precision("highest")
-
-
 @pytest.mark.parametrize("cache", CACHES, ids=lambda cache: "+".join(cache) or "nothing")
 @pytest.mark.parametrize("build", BUILDS)
 @pytest.mark.parametrize(("key_dim", "value_dim"), [(64, 64), (60, 33), (3, 17), (130, 48)])

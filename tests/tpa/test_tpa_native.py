@@ -4,33 +4,74 @@ import pytest
 import torch
 
 import fulmen
+from cases import relative_error
 from fulmen import core
 from fulmen.tpa.native import workspace_bytes
 from fulmen.tpa.problem import decode_of
-from tpa_cases import SPLITS, Case, assert_exact, factors, run
+from fulmen.tpa.torch_factorised import factorised
+from tpa_cases import SPLITS, Case, assert_exact, exact, factors, run
 
 pytestmark = pytest.mark.skipif(core.core is None, reason=core.why_unavailable)
 BUILDS = core.core.builds if core.core else []
 RAGGED = Case(batch=3, tokens=1100, heads=37, rank=20, key_dim=20, value_dim=33, lengths=(1100, 0, 700))
+WHOLE = Case(batch=1, tokens=150, heads=32, rank=3, key_dim=64, value_dim=96)  # rows that need no padding
 
 
 @pytest.mark.parametrize("build", BUILDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.usefixtures("poisoned_workspace")
 def test_every_build_with_poisoned_workspace(build, dtype):
-    for case in (RAGGED.of(dtype=dtype), Case(key_rank=3, value_rank=2, heads=5, rank=40, dtype=dtype)):
+    for case in (RAGGED, WHOLE, Case(key_rank=3, value_rank=2, heads=5, rank=40), WHOLE.of(key_rank=2, value_rank=3)):
+        case = case.of(dtype=dtype)
         with core.core.using(build):
             for split in SPLITS:
                 assert_exact(run(case, split=split, backend="native"), case, f"{build} {split}")
 
 
-def test_bits_depend_neither_on_threads_nor_on_the_split():
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_are_read_wherever_they_are(build, dtype):
+    """Amid NaN, in rows of even and odd lengths, from even and odd places."""
+    case = WHOLE.of(dtype=dtype)
+    with core.core.using(build):
+        expected = run(case, backend="native")
+        for before, after in ((2, 0), (1, 1), (1, 0)):
+            given = dict(factors(case))
+            for name in ("bk", "bv"):
+                inside = slice(before, before + given[name].shape[-1])
+                amid = torch.nn.functional.pad(given[name], (before, after), value=torch.nan)
+                given[name] = amid[..., inside]
+            assert torch.equal(fulmen.tpa_decode(**given, backend="native"), expected)
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.usefixtures("medium_precision", "poisoned_workspace")
+def test_medium_precision_is_better_than_torch_in_bfloat16(build):
+    """There scores are rounded as well, not only weights."""
+    for case in (RAGGED.of(dtype=torch.bfloat16, lengths=None), WHOLE.of(dtype=torch.bfloat16, value_rank=2)):
+        torch_result = factorised(decode_of(*(factors(case)[name] for name in ("aq", "ak", "av", "bq", "bk", "bv"))))
+        with core.core.using(build):
+            for split in SPLITS:
+                error = relative_error(run(case, split=split, backend="native"), exact(case))
+                assert error < relative_error(torch_result, exact(case)), split
+
+
+@pytest.mark.usefixtures("medium_precision")
+def test_medium_precision_is_for_bfloat16_factors_only():
+    for dtype in (torch.float32, torch.float16):
+        case = WHOLE.of(dtype=dtype)
+        assert_exact(run(case, backend="native"), case)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bits_depend_neither_on_threads_nor_on_the_split(dtype):
     before = torch.get_num_threads()
+    case = RAGGED.of(dtype=dtype)
     results = []
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            results += [run(RAGGED, split=split, backend="native") for split in SPLITS]
+            results += [run(case, split=split, backend="native") for split in SPLITS]
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(x, results[0]) for x in results)

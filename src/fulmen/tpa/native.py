@@ -12,7 +12,7 @@ from fulmen.tensors import dense
 from fulmen.tpa.problem import Decode
 
 _SPLITS = {"auto": 0, "batch": 1, "head": 2, "sequence": 3}
-_DECODE = struct.Struct("=12qd" + 6 * c.TENSOR + "2q" + c.TENSOR)
+_DECODE = struct.Struct("=13qd" + 6 * c.TENSOR + "2q" + c.TENSOR)
 
 
 def forward(p: Decode, output: Tensor) -> None:
@@ -37,7 +37,8 @@ def _words(p: Decode) -> c.Words:
     batch, _, heads, rank = p.aq.shape
     words: tuple[float, ...] = (
         *(c.ABI_VERSION, batch, p.tokens, heads, rank, p.ak.shape[3], p.av.shape[3], p.bk.shape[3], p.bv.shape[3]),
-        *(0 if p.seqlens is None else p.seqlens.data_ptr(), _SPLITS[p.split], torch.get_num_threads(), p.scale),
+        *(0 if p.seqlens is None else p.seqlens.data_ptr(), _SPLITS[p.split]),
+        *(torch.get_float32_matmul_precision() == "medium", torch.get_num_threads(), p.scale),
         *(*c.tensor(p.aq), *c.tensor(p.ak), *c.tensor(p.av), *c.tensor(p.bq), *c.tensor(p.bk), *c.tensor(p.bv)),
     )
     # One of the words is the scale, a float.
