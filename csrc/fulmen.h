@@ -25,7 +25,7 @@
 extern "C" {
 #endif
 
-#define FULMEN_ABI_VERSION 1
+#define FULMEN_ABI_VERSION 2
 #define FULMEN_MAX_FEATURES 512 /* D and E run from 1 to this */
 
 enum fulmen_dtype { FULMEN_FLOAT32 = 0, FULMEN_BFLOAT16 = 1, FULMEN_FLOAT16 = 2 };

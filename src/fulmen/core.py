@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 _NAMES = {"win32": "fulmen_core.dll", "darwin": "libfulmen_core.dylib"}
 _WORKSPACE_ALIGNMENT = 64
 
