@@ -58,7 +58,11 @@ _TABLE = {
     "cuda": _NVIDIA,
     "hip": _AMD,
     "sm_90": _NVIDIA | {"both axes, gradient": _CHANNEL},
-    "sm_100": _NVIDIA | {"both axes, gradient": _NARROW | {64: Tile(16, 32, 4, 4, 255)}},
+    "sm_100": _NVIDIA
+    | {
+        "shared": _NVIDIA["shared"] | {64: Tile(32, 64, 4, 1, 255)},
+        "both axes, gradient": _NARROW | {64: Tile(16, 32, 4, 4, 255)},
+    },
 }
 # The "recompute" schedule trades reads for shared memory.
 _SMALL_WIDTH = 32
@@ -96,8 +100,8 @@ def scan_tile(
 
 
 def fold_tile() -> Tile:
-    """``chunk`` rows and ``width`` columns of a state; memory is all that counts."""
-    return Tile(32, 64, 4)
+    """``chunk`` rows and ``width`` columns of a state; memory is all that counts. 32 rows spilled on sm_100."""
+    return Tile(16, 64, 4)
 
 
 def recurrent_tile(read: int, write: int) -> Tile:
@@ -107,11 +111,12 @@ def recurrent_tile(read: int, write: int) -> Tile:
 
 def tpa_tile(architecture: Architecture, key_size: int, value_size: int, dtype: torch.dtype, heads: int) -> Tile:
     """``chunk`` tokens at once; ``width`` heads in one program, whose output [heads, E] stays in registers. With four
-    warps or 64 tokens, some uses spilled on NVIDIA."""
+    warps or 64 tokens, some uses spilled on NVIDIA, and float16 where ptxas settled on 128 registers."""
     large = max(padded(key_size), padded(value_size))
     chunk = 16 if large > 256 or (dtype == torch.float32 and large > 64) else 32
     warps = 8 if architecture.backend == "cuda" or large > 128 else 4
-    return Tile(chunk, min(padded(heads), 32 if large <= 256 else 16), warps)
+    registers = 255 if architecture.backend == "cuda" and dtype == torch.float16 else None
+    return Tile(chunk, min(padded(heads), 32 if large <= 256 else 16), warps, registers=registers)
 
 
 class ProductTile(NamedTuple):
