@@ -110,29 +110,34 @@ class TPACache:
         return torch.full(like.shape[:1], self._tokens, dtype=torch.int64, device=like.device)
 
     def _check(self, new: dict[str, Tensor], lengths: Tensor | None) -> None:
-        check_alike("", new)
-        check_pair("k", new["ak"], new["bk"])
-        check_pair("v", new["av"], new["bv"])
+        if self._factors:
+            self._check_like_before(new)
+        else:
+            check_alike("", new)
+            check_pair("k", new["ak"], new["bk"])
+            check_pair("v", new["av"], new["bv"])
         refuse_gradients(new)
         batch, count, heads = new["ak"].shape[:3]
-        if new["av"].shape[2] != heads:
-            raise ValueError(f"av must have the H of ak, {heads}; got shape {list(new['av'].shape)}")
         for name, x in new.items():
             if x.shape[:2] != (batch, count):
                 raise ValueError(f"{name} must have the B and N of ak, {[batch, count]}; got shape {list(x.shape)}")
-            if not self._factors:
-                continue
-            kept = self._factors[name]
-            wanted = [batch, count, *kept.shape[2:]]
-            if list(x.shape) != wanted or batch != kept.shape[0]:
-                wanted[0] = kept.shape[0]
-                raise ValueError(f"{name} must have shape {wanted}, as the tokens before; got {list(x.shape)}")
-            if x.dtype != kept.dtype or x.device != kept.device:
-                raise TypeError(f"{name} must be {kept.dtype} on {kept.device}; got {x.dtype} on {x.device}")
+        if new["av"].shape[2] != heads:
+            raise ValueError(f"av must have the H of ak, {heads}; got shape {list(new['av'].shape)}")
         if lengths is not None:
             check_seqlens(lengths, new["ak"], "lengths")
             if lengths.device.type == "cpu" and not bool(((lengths >= 0) & (lengths <= count)).all()):
                 raise ValueError(f"lengths must be 0 to N = {count}; got {lengths.tolist()}")
+
+    def _check_like_before(self, new: dict[str, Tensor]) -> None:
+        for name, x in new.items():
+            kept = self._factors[name]
+            if not isinstance(x, Tensor):
+                raise TypeError(f"{name} must be a torch.Tensor; got {type(x).__name__}")
+            wanted = [kept.shape[0], *x.shape[1:2], *kept.shape[2:]]
+            if list(x.shape) != wanted:
+                raise ValueError(f"{name} must have shape {wanted}, as the tokens before; got {list(x.shape)}")
+            if x.dtype != kept.dtype or x.device != kept.device:
+                raise TypeError(f"{name} must be {kept.dtype} on {kept.device}; got {x.dtype} on {x.device}")
 
     def _reserve(self, like: dict[str, Tensor], tokens: int) -> None:
         """Room for ``tokens``."""
