@@ -214,7 +214,6 @@ typedef struct {
     int64_t key_features;
     int64_t value_features;
     int64_t deterministic; /* nonzero: N and M are never cut, so bits do not depend on B and H */
-    int64_t round_factors; /* nonzero: for bfloat16 inputs kv, dkv and dqkv may be rounded to it as factors of products */
     int64_t threads;
     fulmen_tensor q; /* [B, N, H, D]; q, k, v, g share one dtype */
     fulmen_tensor k; /* [B, M, H, D] */

@@ -13,15 +13,14 @@
 #include <initializer_list>
 
 #include "kernels.h"
-#include "operand.h"
 #include "parallel.h"
+#include "views.h"
 
 namespace fulmen {
 namespace FULMEN_ISA {
 namespace {
 
-template <class Element> constexpr int64_t kRows = 32 * kNumbers<Element>;  // tokens packed at once
-
+constexpr int64_t kRows = 32;              // tokens packed at once
 constexpr int64_t kTogether = 4;           // heads that walk together, at most
 constexpr int64_t kTasks = 64;             // heads are cut into segments up to about this many tasks,
 constexpr int64_t kShortestSegment = 512;  // of at least so many tokens
@@ -62,171 +61,92 @@ struct Plan {
 };
 
 // A matrix for each segment of each head of a round; a head's own is its first segment's, once they are added up.
-template <class Element> class Sums {
-public:
+struct Sums {
+    float *data;
+    int64_t segments, matrix, stride;
     Sums(Arena &arena, const Plan &plan, int64_t segments)
-        : p(plan.p),
+        : data(arena.floats(plan.round * segments * plan.matrix())),
           segments(segments),
           matrix(plan.matrix()),
-          data(arena.floats(plan.round * segments * matrix)),
-          pairs(kNumbers<Element> > 1 && segments ? arena.floats(plan.round * matrix) : nullptr) {}
-
-    Panels operator()(int64_t head, int64_t segment) const {
-        return {data + (head * segments + segment) * matrix, panel_stride(p.key_features)};
-    }
+          stride(panel_stride(plan.p.key_features)) {}
+    Panels operator()(int64_t head, int64_t segment) const { return {data + (head * segments + segment) * matrix, stride}; }
     Panels whole(int64_t head) const { return (*this)(head, 0); }
     void add_up(int64_t head) const {
         float *total = whole(head).data;
         for (int64_t s = 1; s < segments; ++s)
             for (int64_t i = 0; i < matrix; i += kLanes) store(total + i, load(total + i) + load((*this)(head, s).data + i));
     }
-
-    // The whole as the right factor of a product: itself, or rounded to pairs.
-    PanelsOf<Element> factor(int64_t head) const {
-        if constexpr (kNumbers<Element> == 1) return whole(head);
-        else return {(Element *)pairs + head * matrix, panel_stride(elements<Element>(p.key_features))};
-    }
-    void prepare_factor(int64_t head) const {
-        if constexpr (kNumbers<Element> > 1) pair_matrix(whole(head), p.key_features, p.value_features, factor(head));
-    }
-
-private:
-    const fulmen_gate_problem &p;
-    const int64_t segments, matrix;
-    float *const data, *const pairs;
 };
 
 // kv^T or dkv^T, for each head of a round.
-template <class Element> struct Transposes {
-    const fulmen_gate_problem &p;
-    int64_t matrix;
+struct Transposes {
     float *data;
+    int64_t matrix, stride, key_blocks, value_blocks;
     Transposes(Arena &arena, const Plan &plan, bool needed)
-        : p(plan.p), matrix(plan.matrix()), data(arena.floats(needed ? plan.round * matrix : 0)) {}
-    PanelsOf<Element> operator()(int64_t head) const {
-        return {(Element *)data + head * matrix, panel_stride(elements<Element>(p.value_features))};
-    }
+        : data(arena.floats(needed ? plan.round * plan.matrix() : 0)),
+          matrix(plan.matrix()),
+          stride(panel_stride(plan.p.value_features)),
+          key_blocks(padded(plan.p.key_features) / kPanel),
+          value_blocks(padded(plan.p.value_features) / kPanel) {}
+    Panels operator()(int64_t head) const { return {data + head * matrix, stride}; }
     void fill(int64_t head, Panels from) const {
-        transpose_matrix(from, p.key_features, p.value_features, (*this)(head));
+        for (int64_t d = 0; d < key_blocks; ++d)
+            for (int64_t e = 0; e < value_blocks; ++e)
+                transpose_block(from.panel(e) + d * kBlock, (*this)(head).panel(d) + e * kBlock);
     }
 };
 
-// Up to kRows tokens of a result.
+// Up to kRows tokens of one operand.
 struct Chunk {
     Panels panels;
     int64_t features;
-    Chunk(Arena &arena, int64_t rows, int64_t features) : panels(arena.panels(rows, features)), features(features) {}
+    Chunk(Arena &arena, int64_t features) : panels(arena.panels(kRows, features)), features(features) {}
+    int64_t blocks() const { return padded(features) / kPanel; }
+    float *panel(int64_t p) const { return panels.panel(p); }
     void load(Rows rows, int64_t count) const {
         for (int64_t r = 0; r < count; r += kPanel) pack(rows, r, smaller<int64_t>(kPanel, count - r), features, block(r));
     }
-    void store(Rows rows, int64_t count) const { unpack(panels, 0, count, features, rows); }
+    void store(Rows rows, int64_t count) const {
+        for (int64_t r = 0; r < count; r += kPanel)
+            unpack(block(r), r, smaller<int64_t>(kPanel, count - r), features, rows);
+    }
     Panels block(int64_t row) const { return {panels.data + row * kPanel, panels.stride}; }
 };
 
-// Rows that are needed soon.
+// Rows that are needed soon: the cache is asked for them share by share while a product is computed.
 struct Soon {
     Rows rows;
     int64_t features, count;
-    int64_t bytes() const { return rows.present() ? features * rows.element_bytes() : 0; }
 };
 typedef std::initializer_list<Soon> Prefetches;
 
-// Asks the cache for them while a product is computed, a few lines at a time: more than it can wait for at once hold up the
-// product.
-class Prefetcher {
-public:
-    Prefetcher(Prefetches list, int64_t times) : next(list.begin()), end(list.end()) {
-        int64_t lines = 0;
-        for (const Soon &x : list) lines += x.count * ((x.bytes() + 63) / 64);
-        at_once = (lines + times - 1) / larger<int64_t>(1, times);
-        skip_absent();
-    }
-    FULMEN_MEMBER void ask() {
-        for (int64_t i = 0; i < at_once && next != end; ++i) {
-            __builtin_prefetch(next->rows.row(row) + byte, 0, 2);
-            if ((byte += 64) < next->bytes()) continue;
-            byte = 0;
-            if (++row < next->count) continue;
-            row = 0;
-            ++next;
-            skip_absent();
-        }
-    }
-
-private:
-    const Soon *next, *end;
-    int64_t at_once, row = 0, byte = 0;
-    void skip_absent() {
-        while (next != end && (next->count <= 0 || next->bytes() == 0)) ++next;
-    }
-};
-
-// A panel that asks on the way down.
-template <class Element> struct AskingPanel : PanelOf<Element> {
-    Prefetcher *prefetcher;
-    AskingPanel(const Element *panel, Prefetcher &prefetcher) : PanelOf<Element>(panel), prefetcher(&prefetcher) {}
-    FULMEN_MEMBER void next_depth() {
-        PanelOf<Element>::next_depth();
-        prefetcher->ask();
-    }
-};
+FULMEN_INLINE void ask_for(Prefetches list, int64_t part, int64_t parts) {
+    for (const Soon &x : list) prefetch(x.rows, 0, x.count, x.features, part, parts);
+}
 
 int64_t row_blocks(int64_t count) { return (count + kPanel - 1) / kPanel; }
 
-// result = start(result) + left * right.
-template <class Left, class Start>
-void multiply_panels(Panels result, int64_t rows, int64_t columns, Start start, Left left,
-                     PanelsOf<typename Left::Element> right, int64_t depth, Prefetches soon) {
-    Prefetcher prefetcher(soon, row_blocks(rows) * row_blocks(columns) * depth);
-    for (int64_t p = 0; p < row_blocks(columns); ++p)
-        multiply(result.panel(p), row_blocks(rows), start,
-                 Product<Left, AskingPanel<typename Left::Element>>{left, {right.panel(p), prefetcher}, depth});
-}
-
 // result = left * right, for the rows of a chunk.
-template <class Element>
-void multiply_rows(const Chunk &result, const Operand<Element> &left, PanelsOf<Element> right, int64_t count,
-                   Prefetches soon) {
-    multiply_panels(result.panels, count, result.features, Zero{}, AsStoredOf<Element>(left.over_features()), right,
-                    depth_blocks<Element>(left.features), soon);
+void multiply_rows(const Chunk &result, const Chunk &left, Panels right, int64_t count, Prefetches soon) {
+    for (int64_t p = 0; p < result.blocks(); ++p) {
+        ask_for(soon, p, result.blocks());
+        multiply(result.panel(p), row_blocks(count), Zero{}, Product<AsStored>{left.panels, right.panel(p), left.blocks()});
+    }
 }
 
 // sum += left^T right, over the rows of two chunks.
-template <class Element>
-void add_outer(Panels sum, const Operand<Element> &left, const Operand<Element> &right, int64_t count,
-               Prefetches soon) {
-    multiply_panels(sum, left.features, right.features, Add{}, TransposedOf<Element>(left.over_tokens()),
-                    right.over_tokens(), depth_blocks<Element>(count), soon);
+void add_outer(Panels sum, const Chunk &left, const Chunk &right, int64_t count, Prefetches soon) {
+    for (int64_t p = 0; p < right.blocks(); ++p) {
+        ask_for(soon, p, right.blocks());
+        multiply(sum.panel(p), left.blocks(), Add{}, Product<Transposed>{left.panels, right.panel(p), row_blocks(count)});
+    }
 }
 
-// result = x * factor, element by element, in the caller's memory.
-void store_product(Chunk x, Rows factor, Rows result, int64_t count) {
-    with_type(factor.dtype, [=](auto factor_type) {
-        with_type(result.dtype, [=](auto result_type) {
-            for (int64_t r = 0; r < count; ++r) {
-                auto from = (const typename decltype(factor_type)::Stored *)factor.row(r);
-                auto to = (typename decltype(result_type)::Stored *)result.row(r);
-                for (int64_t f = 0; f < x.features; f += kLanes) {
-                    const int64_t n = x.features - f;
-                    store_some(result_type, to + f, load(x.panels.at(r, f)) * load_some(factor_type, from + f, n), n);
-                }
-            }
-        });
-    });
-}
-
-// to = a * b, element by element.
-template <class Element> void load_product(const Operand<Element> &to, Rows a, Rows b, int64_t count) {
-    with_type(a.dtype, [=](auto a_type) {
-        with_type(b.dtype, [=](auto b_type) {
-            to.fill(count, [=, features = to.features](int64_t r, int64_t f) {
-                const int64_t n = features - f;
-                const auto from_a = (const typename decltype(a_type)::Stored *)a.row(r) + f;
-                const auto from_b = (const typename decltype(b_type)::Stored *)b.row(r) + f;
-                return load_some(a_type, from_a, n) * load_some(b_type, from_b, n);
-            });
-        });
-    });
+// result = a * b, element by element; result may be either.
+void multiply_elements(const Chunk &result, const Chunk &a, const Chunk &b, int64_t count) {
+    for (int64_t p = 0; p < result.blocks(); ++p)
+        for (int64_t x = 0; x < row_blocks(count) * kBlock; x += kLanes)
+            store(result.panel(p) + x, load(a.panel(p) + x) * load(b.panel(p) + x));
 }
 
 // Some tokens of one head of a round.
@@ -240,19 +160,18 @@ struct Walk {
     Segment segment;
 
     // f(this stretch, the next one)
-    template <class F> void for_each_stretch(int64_t rows, F f) const {
-        for (int64_t t = segment.first; t < segment.last; t += rows)
+    template <class F> void for_each_stretch(F f) const {
+        for (int64_t t = segment.first; t < segment.last; t += kRows)
             for (int64_t h = head; h < head + heads; ++h) {
-                const Stretch now{h, t, smaller(rows, segment.last - t)};
-                const Stretch later{head, t + rows, smaller(rows, segment.last - t - rows)};
+                const Stretch now{h, t, smaller(kRows, segment.last - t)};
+                const Stretch later{head, t + kRows, smaller(kRows, segment.last - t - kRows)};
                 f(now, h + 1 < head + heads ? Stretch{h + 1, now.first, now.count} : later);
             }
     }
 };
 
-// One round of heads: its memory, with or without what only the backward needs, and its walks. Products of two inputs,
-// k^T v, are of one element, and those with an intermediate as a factor of another (or the same).
-template <class Inputs, class Element> class Round {
+// One round of heads: its memory, with or without what only the backward needs, and its walks.
+class Round {
 public:
     int64_t first = 0, count = 0;  // heads
 
@@ -268,20 +187,15 @@ public:
 
     void sum_keys() const {
         walk(plan.keys, p.k, [&](const Walk &walk, Arena chunks) {
-            const auto k = operand<Inputs>(chunks, p.key_features, over_tokens);
-            const auto v = operand<Inputs>(chunks, p.value_features, over_tokens);
+            const Chunk k(chunks, p.key_features), v(chunks, p.value_features);
             clear(kv, walk);
-            walk.for_each_stretch(kRows<Inputs>, [&](const Stretch &now, const Stretch &next) {
+            walk.for_each_stretch([&](const Stretch &now, const Stretch &next) {
                 k.load(rows(p.k, now), now.count);
                 v.load(rows(p.v, now), now.count);
-                add_outer(kv(now.head, walk.index), k, v, now.count,
-                          {soon(p.k, k.features, next), soon(p.v, v.features, next)});
+                add_outer(kv(now.head, walk.index), k, v, now.count, {soon(p.k, k, next), soon(p.v, v, next)});
             });
         });
-        for_each_head([&](int64_t head) {
-            kv.add_up(head);
-            kv.prepare_factor(head);
-        });
+        for_each_head([&](int64_t head) { kv.add_up(head); });
     }
 
     void store_kv() const {
@@ -293,21 +207,20 @@ public:
     void load_kv() const {
         for_each_head([&](int64_t head) {
             load_state(caller_kv(head), p.key_features, p.value_features, kv.whole(head));
-            kv.prepare_factor(head);
         });
     }
 
     void answer_queries(const fulmen_tensor &output) const {
         walk(plan.queries, p.q, [&](const Walk &walk, Arena chunks) {
-            const auto q = operand<Element>(chunks, p.key_features, over_features);
-            const Chunk qkv = result(chunks, p.value_features);
-            walk.for_each_stretch(kRows<Element>, [&](const Stretch &now, const Stretch &next) {
+            const Chunk q(chunks, p.key_features), g(chunks, p.value_features), o(chunks, p.value_features);
+            walk.for_each_stretch([&](const Stretch &now, const Stretch &next) {
                 q.load(rows(p.q, now), now.count);
-                multiply_rows(qkv, q, kv.factor(now.head), now.count,
-                              {soon(p.g, qkv.features, now), soon(output, qkv.features, now),
-                               soon(p.qkv, qkv.features, now), soon(p.q, q.features, next)});
-                if (p.qkv.data) qkv.store(rows(p.qkv, now), now.count);
-                store_product(qkv, rows(p.g, now), rows(output, now), now.count);
+                multiply_rows(o, q, kv.whole(now.head), now.count,
+                              {soon(p.g, g, now), soon(output, o, now), soon(p.qkv, o, now), soon(p.q, q, next)});
+                if (p.qkv.data) o.store(rows(p.qkv, now), now.count);
+                g.load(rows(p.g, now), now.count);
+                multiply_elements(o, o, g, now.count);
+                o.store(rows(output, now), now.count);
             });
         });
     }
@@ -315,47 +228,44 @@ public:
     // dg, dq and dkv
     void differentiate_queries(const fulmen_gate_backward_call &call) const {
         const fulmen_tensor &grad = call.grad_output;
-        const int64_t d = p.key_features, e = p.value_features;
         for_each_head([&](int64_t head) { transposed.fill(head, kv.whole(head)); });
         walk(plan.queries, p.q, [&](const Walk &walk, Arena chunks) {
-            const auto q = operand<Element>(chunks, d, Use{!p.qkv.data, true});
-            const auto dqkv = operand<Element>(chunks, e, Use{true, true});
-            const Chunk qkv = result(chunks, e), dq = result(chunks, d);
+            const Chunk q(chunks, p.key_features), dq(chunks, p.key_features), g(chunks, p.value_features);
+            const Chunk go(chunks, p.value_features), qkv(chunks, p.value_features);
             clear(dkv, walk);
-            walk.for_each_stretch(kRows<Element>, [&](const Stretch &now, const Stretch &next) {
+            walk.for_each_stretch([&](const Stretch &now, const Stretch &next) {
                 q.load(rows(p.q, now), now.count);
+                go.load(rows(grad, now), now.count);
                 if (p.qkv.data)
                     qkv.load(rows(p.qkv, now), now.count);
                 else
-                    multiply_rows(qkv, q, kv.factor(now.head), now.count, {});
-                store_product(qkv, rows(grad, now), rows(call.dg, now), now.count);
-                load_product(dqkv, rows(grad, now), rows(p.g, now), now.count);
-                multiply_rows(dq, dqkv, transposed(now.head), now.count,
-                              {soon(call.dq, d, now), soon(p.q, d, next), soon(grad, e, next)});
+                    multiply_rows(qkv, q, kv.whole(now.head), now.count, {});
+                multiply_elements(qkv, go, qkv, now.count);
+                qkv.store(rows(call.dg, now), now.count);
+                g.load(rows(p.g, now), now.count);
+                multiply_elements(g, go, g, now.count);
+                multiply_rows(dq, g, transposed(now.head), now.count,
+                              {soon(call.dq, dq, now), soon(p.q, q, next), soon(grad, go, next)});
                 dq.store(rows(call.dq, now), now.count);
-                add_outer(dkv(now.head, walk.index), q, dqkv, now.count,
-                          {soon(call.dg, e, next), soon(p.g, e, next), soon(p.qkv, e, next)});
+                add_outer(dkv(now.head, walk.index), q, g, now.count,
+                          {soon(call.dg, g, next), soon(p.g, g, next), soon(p.qkv, qkv, next)});
             });
         });
-        for_each_head([&](int64_t head) {
-            dkv.add_up(head);
-            dkv.prepare_factor(head);
-        });
+        for_each_head([&](int64_t head) { dkv.add_up(head); });
     }
 
     // dk and dv
     void differentiate_keys(const fulmen_gate_backward_call &call) const {
-        const int64_t d = p.key_features, e = p.value_features;
         for_each_head([&](int64_t head) { transposed.fill(head, dkv.whole(head)); });
         walk(plan.keys, p.k, [&](const Walk &walk, Arena chunks) {
-            const auto k = operand<Element>(chunks, d, over_features), v = operand<Element>(chunks, e, over_features);
-            const Chunk dk = result(chunks, d), dv = result(chunks, e);
-            walk.for_each_stretch(kRows<Element>, [&](const Stretch &now, const Stretch &next) {
+            const Chunk k(chunks, p.key_features), dk(chunks, p.key_features);
+            const Chunk v(chunks, p.value_features), dv(chunks, p.value_features);
+            walk.for_each_stretch([&](const Stretch &now, const Stretch &next) {
                 k.load(rows(p.k, now), now.count);
                 v.load(rows(p.v, now), now.count);
-                multiply_rows(dk, v, transposed(now.head), now.count, {soon(call.dk, d, now), soon(p.k, d, next)});
+                multiply_rows(dk, v, transposed(now.head), now.count, {soon(call.dk, dk, now), soon(p.k, k, next)});
                 dk.store(rows(call.dk, now), now.count);
-                multiply_rows(dv, k, dkv.factor(now.head), now.count, {soon(call.dv, e, now), soon(p.v, e, next)});
+                multiply_rows(dv, k, dkv.whole(now.head), now.count, {soon(call.dv, dv, now), soon(p.v, v, next)});
                 dv.store(rows(call.dv, now), now.count);
             });
         });
@@ -365,36 +275,28 @@ private:
     const Plan &plan;
     const fulmen_gate_problem &p;
     Arena arena;
-    Sums<Element> kv, dkv;
-    Transposes<Element> transposed;
-
-    static constexpr Use over_features{true, false}, over_tokens{false, true};
-    template <class Any> Operand<Any> operand(Arena &arena, int64_t features, Use use) const {
-        return Operand<Any>(arena, kRows<Any>, features, use);
-    }
-    Chunk result(Arena &arena, int64_t features) const { return Chunk(arena, kRows<Element>, features); }
+    Sums kv, dkv;
+    Transposes transposed;
 
     int64_t sample(int64_t head) const { return (first + head) / p.heads; }
     Rows rows(const fulmen_tensor &x, const Stretch &at) const {
         return rows_of(x, sample(at.head), (first + at.head) % p.heads).from(at.first, 0);
     }
-    Soon soon(const fulmen_tensor &x, int64_t features, const Stretch &at) const {
-        return {at.count > 0 ? rows(x, at) : Rows{}, features, at.count};
+    Soon soon(const fulmen_tensor &x, const Chunk &chunk, const Stretch &at) const {
+        return {at.count > 0 ? rows(x, at) : Rows{}, chunk.features, at.count};
     }
     Matrix caller_kv(int64_t head) const { return matrix_of(p.kv, sample(head), (first + head) % p.heads); }
 
-    void clear(const Sums<Element> &sums, const Walk &walk) const {
+    void clear(const Sums &sums, const Walk &walk) const {
         for (int64_t h = walk.head; h < walk.head + walk.heads; ++h)
             memset(sums(h, walk.index).data, 0, 4 * (size_t)plan.matrix());
     }
 
-    // For the walk with the most operands, over the queries in the backward; for floats these are as large as for pairs.
+    // For the walk with the most operands, over the queries in the backward.
     int64_t chunk_bytes() const {
         Arena counting(nullptr);
-        for (int64_t features : {p.key_features, p.value_features}) {
-            operand<Element>(counting, features, Use{true, true});
-            result(counting, features);
-        }
+        for (int64_t features : {p.key_features, p.key_features, p.value_features, p.value_features, p.value_features})
+            Chunk(counting, features);
         return counting.bytes();
     }
 
@@ -415,53 +317,41 @@ private:
     }
 };
 
-template <class Round, class F> int64_t for_each_round(Round &round, const Plan &plan, F f) {
-    for (; round.first < plan.heads; round.first += round.count) {
-        round.count = smaller(plan.round, plan.heads - round.first);
-        f();
+template <class F> int64_t for_each_round(Round round, int64_t heads, int64_t most, F f) {
+    for (; round.first < heads; round.first += round.count) {
+        round.count = smaller(most, heads - round.first);
+        f(round);
     }
     return FULMEN_OK;
 }
 
 constexpr double kForwardProducts = 1, kBackwardProducts = 2.5;  // for each query and key
 
-// f(a plan, the round that fits the call)
-template <class F>
-int64_t with_round(const fulmen_gate_problem &p, double products, bool backward, F f) {
-    const Plan plan(p, products);
-    return with_element(p.q.dtype, [&](auto inputs) {
-        if (p.round_factors) return f(plan, Round<decltype(inputs), decltype(inputs)>(plan, backward));
-        return f(plan, Round<decltype(inputs), float>(plan, backward));
-    });
-}
-
 }  // namespace
 
 int64_t gate_forward_workspace(const fulmen_gate_forward_call &call) {
-    return with_round(call.problem, kForwardProducts, false, [](auto &, auto round) { return round.bytes(); });
+    return Round(Plan(call.problem, kForwardProducts), false).bytes();
 }
 
 int64_t gate_backward_workspace(const fulmen_gate_backward_call &call) {
-    return with_round(call.problem, kBackwardProducts, true, [](auto &, auto round) { return round.bytes(); });
+    return Round(Plan(call.problem, kBackwardProducts), true).bytes();
 }
 
 int64_t gate_forward(const fulmen_gate_forward_call &call) {
-    return with_round(call.problem, kForwardProducts, false, [&](const Plan &plan, auto round) {
-        return for_each_round(round, plan, [&] {
-            round.sum_keys();
-            if (call.problem.kv.data) round.store_kv();
-            round.answer_queries(call.output);
-        });
+    const Plan plan(call.problem, kForwardProducts);
+    return for_each_round(Round(plan, false), plan.heads, plan.round, [&](const Round &round) {
+        round.sum_keys();
+        if (call.problem.kv.data) round.store_kv();
+        round.answer_queries(call.output);
     });
 }
 
 int64_t gate_backward(const fulmen_gate_backward_call &call) {
-    return with_round(call.problem, kBackwardProducts, true, [&](const Plan &plan, auto round) {
-        return for_each_round(round, plan, [&] {
-            call.problem.kv.data ? round.load_kv() : round.sum_keys();
-            round.differentiate_queries(call);
-            round.differentiate_keys(call);
-        });
+    const Plan plan(call.problem, kBackwardProducts);
+    return for_each_round(Round(plan, true), plan.heads, plan.round, [&](const Round &round) {
+        call.problem.kv.data ? round.load_kv() : round.sum_keys();
+        round.differentiate_queries(call);
+        round.differentiate_keys(call);
     });
 }
 

@@ -9,7 +9,7 @@ import torch
 
 from fulmen.bench.compiled import Compiled
 from fulmen.bench.gate import Gate, one_line
-from fulmen.bench.measure import Call, Timing, available_bytes, interleaved, memory_use, seconds_of, turns_in_a_round
+from fulmen.bench.measure import Call, Timing, available_bytes, interleaved, memory_use, seconds_of
 from fulmen.bench.plan import Pace, Part
 from fulmen.bench.prediction import peak_bytes, seconds_per_call
 from fulmen.bench.progress import Live
@@ -108,10 +108,9 @@ class Length:
         if table is None:
             return columns
         expected = {column: seconds_per_call(table, column, self._n) or 0.0 for column in columns}
-        turns = turns_in_a_round({column.name: seconds for column, seconds in expected.items()})
         left, affordable = self._share, []
         for column in sorted(columns, key=lambda column: expected[column]):
-            needed = expected[column] * (self._bench.pace.repeats * turns[column.name] + FURTHER_CALLS)
+            needed = expected[column] * (self._bench.pace.repeats + FURTHER_CALLS)
             if needed <= left:
                 left -= needed
                 affordable.append(column)

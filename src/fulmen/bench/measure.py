@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 
 Call = Callable[[], object]
-MOST_TURNS = 4
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
 
 
@@ -57,25 +56,14 @@ def interleaved(
     calls: dict[str, Call], seconds: float, repeats: int = 3, clock: Callable[[Call], float] = seconds_of
 ) -> dict[str, Timing]:
     """Time every call in turn, again and again, for about ``seconds`` and at least ``repeats`` rounds."""
-    turns = turns_in_a_round({name: clock(call) for name, call in calls.items()})
+    for call in calls.values():
+        call()
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    end, rounds = time.perf_counter() + seconds, 0
-    while time.perf_counter() < end or rounds < repeats:
-        for turn in range(MOST_TURNS):
-            for name, call in calls.items():
-                if turn < turns[name]:
-                    samples[name].append(clock(call))
-        rounds += 1
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(next(iter(samples.values()))) < repeats:
+        for name, call in calls.items():
+            samples[name].append(clock(call))
     return {name: _summary(taken) for name, taken in samples.items()}
-
-
-def turns_in_a_round(seconds: dict[str, float]) -> dict[str, int]:
-    """How often each call is made, by the time of one: short ones several times while the longest is made once.
-
-    Noise comes as spikes of milliseconds, which are lost in a long call but double a short one: it needs more samples.
-    """
-    longest = max(seconds.values(), default=0.0)
-    return {name: int(min(MOST_TURNS, longest / one)) if one > 0 else MOST_TURNS for name, one in seconds.items()}
 
 
 def _summary(samples: list[float]) -> Timing:

@@ -43,8 +43,7 @@ def output_gated_attention(
         backend: a name from :func:`fulmen.backends`, or "auto".
 
     Returns:
-        The output ``[B, N, H, E]`` in q's dtype. kᵀv and q·(kᵀv) are not rounded to 16 bits on the way, unless
-        ``torch.set_float32_matmul_precision("medium")`` lets the CPU core do so for bfloat16 inputs.
+        The output ``[B, N, H, E]`` in q's dtype. kᵀv and q·(kᵀv) are never rounded to 16 bits on the way.
 
     Raises:
         TypeError, ValueError: before any work, naming the argument, what it was and what it must be.

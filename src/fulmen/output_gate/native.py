@@ -12,7 +12,7 @@ from fulmen.output_gate.problem import Gated, Kept
 from fulmen.tensors import dense
 
 # The structs of csrc/fulmen.h. A problem ends with its workspace.
-_PROBLEM = "10q" + 4 * c.TENSOR + c.STATE + c.TENSOR + "2q"
+_PROBLEM = "9q" + 4 * c.TENSOR + c.STATE + c.TENSOR + "2q"
 _FORWARD = struct.Struct("=" + _PROBLEM + c.TENSOR)
 _BACKWARD = struct.Struct("=" + _PROBLEM + 5 * c.TENSOR)
 
@@ -40,9 +40,7 @@ def _problem(p: Gated, kept: Kept) -> c.Words:
     batch, queries, heads, key_dim = p.q.shape
     return (
         *(c.ABI_VERSION, batch, queries, p.k.shape[1], heads, key_dim, p.v.shape[3]),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.get_float32_matmul_precision() == "medium",
-        torch.get_num_threads(),
+        *(torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()),
         *sum(map(c.tensor, p), ()),
         *c.state(kept.kv),
         *c.tensor(kept.qkv),
