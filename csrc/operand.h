@@ -1,4 +1,4 @@
-// Rows of a head, and matrices, as factors of products: in floats, or in pairs of bfloat16 (kPairs).
+// Rows of a head as factors of products: in floats, or in pairs of bfloat16 (kPairs).
 //
 // A product over features takes rows as they stand, and a pair is two features of a token. A product over tokens takes
 // them transposed, and a pair is two tokens of a feature. Floats serve both ways.
@@ -57,12 +57,6 @@ public:
         for (int64_t r = 0; r < count; r += kPanel)
             pack(rows, r, smaller<int64_t>(kPanel, count - r), features, {panels.data + r * kPanel, panels.stride});
     }
-    // value(token, feature) is a vector from that feature on, with zeros after the last.
-    template <class F> void fill(int64_t count, F value) const {
-        for (int64_t r = 0; r < padded(count); ++r)
-            for (int64_t f = 0; f < padded(features); f += kLanes)
-                store(panels.at(r, f), r < count ? value(r, f) : Vec{});
-    }
 
 private:
     const Panels panels;
@@ -84,10 +78,6 @@ public:
         fill_pairs(count, [rows, features = features](int64_t r, int64_t f) {
             return load_some_pairs((const uint16_t *)rows.row(r) + f, features - f);
         });
-    }
-    // As for floats; values are rounded.
-    template <class F> void fill(int64_t count, F value) const {
-        fill_pairs(count, [&](int64_t r, int64_t f) { return in_pairs(value(r, f), value(r, f + kLanes)); });
     }
 
 private:
@@ -113,32 +103,6 @@ private:
             }
     }
 };
-
-// A matrix as the right factor of a product over its rows: rounded, in pairs of rows.
-static inline void pair_matrix(Panels from, int64_t rows, int64_t columns, PanelsOf<Pair> to) {
-    for (int64_t r = 0; r < 2 * padded(elements<Pair>(rows)); r += 2)
-        for (int64_t c = 0; c < padded(columns); c += kLanes)
-            store(to.at(r / 2, c), r < rows ? lane_pairs(load(from.at(r, c)), load(from.at(r + 1, c))) : BitVec{});
-}
-
-// Its transpose, as the right factor of a product over its columns.
-static inline void transpose_matrix(Panels from, int64_t rows, int64_t columns, Panels to) {
-    for (int64_t r = 0; r < rows; r += kPanel)
-        for (int64_t c = 0; c < columns; c += kPanel) transpose_block(from.at(r, c), to.at(c, r));
-}
-static inline void transpose_matrix(Panels from, int64_t rows, int64_t columns, PanelsOf<Pair> to) {
-    Pair block[kBlock];
-    auto value = [&](int64_t r, int64_t c) { return c < padded(columns) ? load(from.at(r, c)) : Vec{}; };
-    for (int64_t r = 0; r < rows; r += kPanel)
-        for (int64_t c = 0; c < columns; c += 2 * kPanel) {
-            for (int64_t i = 0; i < kPanel; ++i)
-                for (int64_t j = 0; j < kPanel; j += kLanes) {
-                    const int64_t column = c + 2 * j;
-                    store(block + i * kPanel + j, in_pairs(value(r + i, column), value(r + i, column + kLanes)));
-                }
-            transpose_block(block, to.at(c / 2, r));
-        }
-}
 
 }  // namespace FULMEN_ISA
 }  // namespace fulmen
