@@ -46,6 +46,21 @@ def test_launches_that_compile_to_the_same_code_are_compiled_once():
     assert len(set(keys.values())) == 4
 
 
+def test_what_was_kept_is_found_by_any_choice_of_kernels():
+    """In processes of their own: Triton remembers what it has seen."""
+    program = """
+import sys
+from fulmen.gpu.architectures import ARCHITECTURES
+from fulmen.gpu.compilation import key_of
+from fulmen.gpu.inspection import record
+chosen = record(["sm_90"], ["token"], sys.argv[1], False)
+print({r.D: key_of(r.launch, ARCHITECTURES["sm_90"]) for r in chosen if r.kernel == "fold"})
+"""
+    found = [subprocess.check_output([sys.executable, "-c", program, kernel]) for kernel in ("", "fold")]
+    assert b"128" in found[0]
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("decay", DECAYS)
 def test_workspace_at_the_published_size(decay):
     """Beyond inputs and results, at batch 4, 32 heads, 128 channels, 32768 tokens: at most 64 and 128 MiB."""

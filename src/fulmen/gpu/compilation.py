@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import triton
 from triton import knobs
 from triton.compiler import ASTSource
+from triton.runtime.jit import JITCallable
 
 from fulmen.gpu.architectures import Architecture
 from fulmen.gpu.dry_run import Launch, target_of
@@ -34,8 +35,24 @@ class Resources(NamedTuple):
 
 def key_of(launch: Launch, architecture: Architecture) -> str:
     """The same for launches of which Triton makes the same code."""
-    what = triton.__version__, _source(launch).hash(), str(target_of(architecture)), sorted(launch.options.items())
-    return hashlib.sha256(repr(what).encode()).hexdigest()
+    used = dict(sorted(_used_by(_function(launch)).items()))
+    options = {name: value for name, value in sorted(launch.options.items()) if name != "extern_libs"}  # Triton's paths
+    compiled_for = launch.signature, launch.constants, launch.attributes, options, str(target_of(architecture))
+    return hashlib.sha256(repr((triton.__version__, used, compiled_for)).encode()).hexdigest()
+
+
+def _used_by(function: JITCallable, found: dict[str, str] | None = None) -> dict[str, str]:
+    """The source of a function and of all it calls, and the constants they read. (Triton's own hash of a function also
+    depends on which others were hashed before it.)"""
+    found = {} if found is None else found
+    found[f"{function.module}.{function.__name__}"] = function.src
+    for name in function.fn.__code__.co_names:
+        value = function.__globals__.get(name)
+        if isinstance(value, JITCallable) and f"{value.module}.{value.__name__}" not in found:
+            _used_by(value, found)
+        elif isinstance(value, triton.language.constexpr):
+            found[f"{function.module}.{name}"] = repr(value)
+    return found
 
 
 def resources(launch: Launch, architecture: Architecture) -> Resources:
@@ -60,8 +77,11 @@ def resources(launch: Launch, architecture: Architecture) -> Resources:
 
 
 def _source(launch: Launch) -> ASTSource:
-    function = getattr(import_module(launch.module), launch.kernel)
-    return ASTSource(function, launch.signature, launch.constants, launch.attributes)
+    return ASTSource(_function(launch), launch.signature, launch.constants, launch.attributes)
+
+
+def _function(launch: Launch) -> JITCallable:
+    return getattr(import_module(launch.module), launch.kernel)
 
 
 @contextmanager
