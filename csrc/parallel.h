@@ -13,6 +13,20 @@ void run_tasks(int64_t threads, int64_t tasks, void (*body)(void *context, int64
 // Calls body(context, worker, workers) once on each of at most `threads` threads, serially where run_tasks is serial.
 void run_on_each(int64_t threads, void (*body)(void *context, int64_t worker, int64_t workers), void *context);
 
+// A worker in [0, threads) at one of its steps, coming from `before` (-1: from none). `after` is where it will go on, if
+// that is known (else -1). It has two slots, and leaves its result in `slot`.
+struct Turn {
+    int64_t worker, before, step, after, slot;
+};
+struct OrderedCalls {
+    void (*begin)(void *context, int64_t worker);                                // each worker, before its first step
+    void (*compute)(void *context, const Turn &turn);
+    void (*collect)(void *context, int64_t step, int64_t worker, int64_t slot);  // never by two threads at once
+    void *context;
+};
+// Steps in [0, steps) that threads compute in any order, and that are collected in theirs.
+void run_in_order(int64_t threads, int64_t steps, OrderedCalls calls);
+
 bool has_openmp();
 
 #ifdef FULMEN_ISA
@@ -27,6 +41,21 @@ static inline int64_t worthwhile_threads(int64_t threads, double flops) {
 
 template <class F> static inline void parallel_for(int64_t threads, int64_t tasks, F f) {
     run_tasks(threads, tasks, [](void *context, int64_t task, int64_t worker) { (*(F *)context)(task, worker); }, &f);
+}
+
+// begin(worker), compute(turn) and collect(step, worker, slot); see run_in_order.
+template <class Begin, class Compute, class Collect>
+static inline void parallel_in_order(int64_t threads, int64_t steps, Begin begin, Compute compute, Collect collect) {
+    struct Context {
+        Begin &begin;
+        Compute &compute;
+        Collect &collect;
+    } context{begin, compute, collect};
+    run_in_order(threads, steps, {
+        [](void *x, int64_t worker) { ((Context *)x)->begin(worker); },
+        [](void *x, const Turn &turn) { ((Context *)x)->compute(turn); },
+        [](void *x, int64_t step, int64_t worker, int64_t slot) { ((Context *)x)->collect(step, worker, slot); },
+        &context});
 }
 
 // f(item) for every item in [0, items), each thread always on the same stretch of them, as torch's elementwise operations

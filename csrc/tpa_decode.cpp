@@ -6,6 +6,8 @@
 // Heads stand in the lanes of vectors, tokens in rows: so do ak and av in memory, and the softmax is lane by lane.
 // A sample is always cut into the same slices of tokens, and the slices are merged in their order, whoever computes
 // them: bits depend neither on the split nor on the threads.
+#include <atomic>
+
 #include "kernels.h"
 #include "operand.h"
 #include "parallel.h"
@@ -16,7 +18,7 @@ namespace {
 
 constexpr int64_t kTokens = 64;   // at a time
 constexpr int64_t kColumns = 64;  // of values packed at a time
-constexpr int64_t kSlice = 512;  // tokens
+constexpr int64_t kSlice = 512;   // tokens
 
 FULMEN_INLINE int64_t blocks(int64_t n) { return (n + kPanel - 1) / kPanel; }
 
@@ -96,6 +98,22 @@ template <class Element> bool in_place(Rows rows, int64_t features) {
            rows.stride % kNumbers<Element> == 0 && (uintptr_t)rows.data % 4 == 0;
 }
 
+// Tokens of one sample; none where last <= first.
+struct Stretch {
+    int64_t batch, first, last;
+};
+
+// Where the factors of a sample's keys and values are, from one head on.
+struct Factors {
+    Rows ak, av, bk, bv;
+    Factors() = default;
+    Factors(const fulmen_tpa_decode_call &call, int64_t batch, int64_t head)
+        : ak(rows_of(call.ak, batch, head)),
+          av(rows_of(call.av, batch, head)),
+          bk(rows_of(call.bk, batch, 0)),
+          bv(rows_of(call.bv, batch, 0)) {}
+};
+
 // One worker: the query of one sample and some heads, and memory for a few tokens. Elements are what keys and values are
 // multiplied as. Pairs hold factors as they are, and of a weight what rounding it leaves, unless the caller does without.
 template <class Element> class Decoder {
@@ -116,41 +134,25 @@ public:
           rests(has_rests() ? arena.panels<Element>(elements<Element>(kTokens), heads) : weights),
           values(arena.floats(panels_size(elements<Element>(kTokens), kColumns))) {}
 
-    // The query's factors, transposed, and where the keys and values of this sample and these heads are.
-    void begin(int64_t batch, int64_t first_head, int64_t active_heads) {
+    // Goes to a sample and some of its heads, whose query may be there already.
+    void begin(int64_t batch, int64_t first_head, int64_t active_heads, bool has_query = false) {
+        first = first_head;
         active = active_heads;
-        ak = rows_of(call.ak, batch, first_head);
-        av = rows_of(call.av, batch, first_head);
-        bk = rows_of(call.bk, batch, 0);
-        bv = rows_of(call.bv, batch, 0);
-        const Rows bq_rows = ranks_of(call.bq, batch, 0), aq_rows = ranks_of(call.aq, batch, first_head);
-        for (int64_t r = 0; r < call.query_rank; r += kPanel) {
-            keys.load(bq_rows.from(r, 0), smaller<int64_t>(kPanel, call.query_rank - r));
-            transpose(keys.over_features(), elements<Element>(call.key_features), bq.panel(r / kPanel));
-        }
-        // The scale and the mean over ranks go into the smallest factor.
-        const float scale = (float)(call.scale / (double)(call.query_rank * call.key_rank));
-        for (int64_t h = 0; h < heads; h += kPanel) {
-            pack(aq_rows, h, larger<int64_t>(0, smaller<int64_t>(kPanel, active - h)), call.query_rank, of_query);
-            float *panel = aq.panel(h / kPanel);
-            transpose(of_query, call.query_rank, panel);
-            for (int64_t x = 0; x < padded(call.query_rank) * kPanel; x += kLanes)
-                store(panel + x, load(panel + x) * scale);
-            if constexpr (kNumbers<Element> == 1)
-                if (direct)
-                    multiply(q.panel(h / kPanel), blocks(call.key_features), Zero(),
-                             Product<AsStored>{bq, panel, blocks(call.query_rank)});
-        }
+        sample = Factors(call, batch, first_head);
+        if (!has_query) load_query(batch);
     }
 
-    // The softmax over tokens [first, last); this worker goes on to `end`.
-    void attend(int64_t first, int64_t last, int64_t end, Partial &result) {
+    // The softmax over some tokens of the sample; this worker goes on to the stretch `next`.
+    void attend(Stretch now, Stretch next, Partial &result) {
         result.clear();
-        for (int64_t t = first; t < last; t += kTokens) {
-            const int64_t count = smaller(kTokens, last - t);
+        const Factors of_next(call, next.batch, first);
+        for (int64_t t = now.first; t < now.last; t += kTokens) {
+            const int64_t count = smaller(kTokens, now.last - t);
             const int64_t steps = depth_blocks<Element>(count) * blocks(call.value_features) * blocks(heads);
-            asked = t + count;
-            asked_last = smaller(end, asked + kTokens);
+            const bool ends = t + count == now.last;
+            asking = ends ? of_next : sample;
+            asked = ends ? next.first : t + count;
+            asked_last = smaller(ends ? next.last : now.last, asked + kTokens);
             asked_at_once = (kTokens + steps - 1) / steps;
             for (int64_t h = 0; h < heads; h += kLanes) store(maximum + h, load(result.maximum + h));
             for (int64_t r = 0; r < count; r += kPanel) score(t, r, smaller<int64_t>(kPanel, count - r));
@@ -172,11 +174,33 @@ private:
     const Panels scores;
     const PanelsOf<Element> weights, rests;
     float *const values;
-    int64_t active = 0;
-    Rows ak, av, bk, bv;
+    int64_t first = 0, active = 0;  // heads
+    Factors sample, asking;
     int64_t asked = 0, asked_last = 0, asked_at_once = 0;  // tokens
 
     bool has_rests() const { return kNumbers<Element> > 1 && !call.round_weights; }
+
+    // The query's factors, transposed.
+    void load_query(int64_t batch) {
+        const Rows bq_rows = ranks_of(call.bq, batch, 0), aq_rows = ranks_of(call.aq, batch, first);
+        for (int64_t r = 0; r < call.query_rank; r += kPanel) {
+            keys.load(bq_rows.from(r, 0), smaller<int64_t>(kPanel, call.query_rank - r));
+            transpose(keys.over_features(), elements<Element>(call.key_features), bq.panel(r / kPanel));
+        }
+        // The scale and the mean over ranks go into the smallest factor.
+        const float scale = (float)(call.scale / (double)(call.query_rank * call.key_rank));
+        for (int64_t h = 0; h < heads; h += kPanel) {
+            pack(aq_rows, h, larger<int64_t>(0, smaller<int64_t>(kPanel, active - h)), call.query_rank, of_query);
+            float *panel = aq.panel(h / kPanel);
+            transpose(of_query, call.query_rank, panel);
+            for (int64_t x = 0; x < padded(call.query_rank) * kPanel; x += kLanes)
+                store(panel + x, load(panel + x) * scale);
+            if constexpr (kNumbers<Element> == 1)
+                if (direct)
+                    multiply(q.panel(h / kPanel), blocks(call.key_features), Zero(),
+                             Product<AsStored>{bq, panel, blocks(call.query_rank)});
+        }
+    }
 
     // Asks for the factors of a few of the next tokens, whose ranks stand side by side.
     struct Asking {
@@ -185,10 +209,10 @@ private:
     };
     FULMEN_MEMBER void ask() {
         for (int64_t last = smaller(asked_last, asked + asked_at_once); asked < last; ++asked) {
-            prefetch(bk, asked, 1, call.key_rank * call.key_features, 0, 1);
-            prefetch(bv, asked, 1, call.value_rank * call.value_features, 0, 1);
-            prefetch(ak, asked, 1, call.key_rank * active, 0, 1);
-            prefetch(av, asked, 1, call.value_rank * active, 0, 1);
+            prefetch(asking.bk, asked, 1, call.key_rank * call.key_features, 0, 1);
+            prefetch(asking.bv, asked, 1, call.value_rank * call.value_features, 0, 1);
+            prefetch(asking.ak, asked, 1, call.key_rank * active, 0, 1);
+            prefetch(asking.av, asked, 1, call.value_rank * active, 0, 1);
         }
     }
 
@@ -209,9 +233,9 @@ private:
     }
 
     // The scores of up to 16 tokens, and what is now the largest.
-    void score(int64_t first, int64_t row, int64_t count) {
+    void score(int64_t token, int64_t row, int64_t count) {
         for (int64_t rank = 0; rank < call.key_rank; ++rank) {
-            const Rows rows = bk.from(first + row, rank * call.bk.stride_head);
+            const Rows rows = sample.bk.from(token + row, rank * call.bk.stride_head);
             if (count == kPanel && in_place<Element>(rows, call.key_features)) {
                 multiply_keys(InPlaceOf<Element>{(const Element *)rows.data, rows.stride / kNumbers<Element>});
             } else {
@@ -222,7 +246,7 @@ private:
                 for (int64_t p = 0; p < blocks(heads); ++p)
                     multiply(of_heads.panel(p), 1, Zero(),
                              Product<AsStored>{of_query, aq.panel(p), blocks(call.query_rank)});
-            with_heads(ak.from(first + row, rank), call.ak.stride_head, [&](auto factor) {
+            with_heads(sample.ak.from(token + row, rank), call.ak.stride_head, [&](auto factor) {
                 for (int64_t h = 0; h < heads; h += kLanes) {
                     const float *products = of_heads.at(0, h);
                     float *column = scores.at(row, h);
@@ -264,9 +288,9 @@ private:
     }
 
     // Adds the weighed values of one rank.
-    void collect(int64_t rank, int64_t first, int64_t count, Partial &result) {
+    void collect(int64_t rank, int64_t token, int64_t count, Partial &result) {
         const int64_t depth = depth_blocks<Element>(count);
-        with_heads(av.from(first, rank), call.av.stride_head, [&](auto factor) {
+        with_heads(sample.av.from(token, rank), call.av.stride_head, [&](auto factor) {
             auto weight = [&](int64_t r, int64_t h) { return r < count ? load(scores.at(r, h)) * factor(r, h) : Vec{}; };
             for (int64_t r = 0; r < depth * kPanel; ++r)
                 for (int64_t h = 0; h < heads; h += kLanes)
@@ -275,7 +299,7 @@ private:
                     else
                         store_pair(r, h, weight(2 * r, h), weight(2 * r + 1, h));
         });
-        const Rows rows = bv.from(first, rank * call.bv.stride_head);
+        const Rows rows = sample.bv.from(token, rank * call.bv.stride_head);
         if constexpr (kNumbers<Element> == 1)
             if (count % kPanel == 0 && in_place<Element>(rows, call.value_features)) {
                 for (int64_t e = 0; e < call.value_features; e += kPanel)
@@ -313,74 +337,66 @@ private:
 
 // How a call is cut into tasks: samples, and either groups of heads or slices of tokens.
 struct Plan {
-    int64_t threads, split, group, groups, kept_slices;
+    int64_t threads, split, group, groups, slices;
     Plan(const fulmen_tpa_decode_call &c) {
         const double flops = 2.0 * (double)c.batch * (double)c.tokens *
                              (double)(c.key_rank * c.query_rank * (c.key_features + c.heads) +
                                       c.value_rank * c.heads * c.value_features);
-        const int64_t slices = (c.tokens + kSlice - 1) / kSlice;
+        slices = larger<int64_t>(1, (c.tokens + kSlice - 1) / kSlice);
         threads = smaller(c.threads, 1 + (int64_t)smaller(1e6, flops / 2e6));  // waking one costs more than less work
         split = c.split;
         if (split == FULMEN_SPLIT_AUTO)
-            split = threads == 1 || c.batch >= 4 * threads ? FULMEN_SPLIT_BATCH
-                    : slices > 1                           ? FULMEN_SPLIT_SEQUENCE
-                                                           : FULMEN_SPLIT_HEAD;
+            split = threads == 1                  ? FULMEN_SPLIT_BATCH
+                    : c.batch * slices >= threads ? FULMEN_SPLIT_SEQUENCE
+                                                  : FULMEN_SPLIT_HEAD;
         group = split == FULMEN_SPLIT_HEAD ? smaller<int64_t>(kPanel, c.heads) : c.heads;
         groups = (c.heads + group - 1) / group;
-        kept_slices = split == FULMEN_SPLIT_SEQUENCE ? slices : 0;
-        threads = larger<int64_t>(1, smaller(threads, c.batch * larger(groups, kept_slices)));
+        threads = larger<int64_t>(1, smaller(threads, c.batch * (cuts_sequences() ? slices : groups)));
     }
+    bool cuts_sequences() const { return split == FULMEN_SPLIT_SEQUENCE; }
+    // Two for each thread, and the one that slices of several threads are merged into.
+    int64_t partials() const { return 2 * threads + cuts_sequences(); }
 };
-
-// What a worker has: its tools, and the partial results of one slice and of all so far.
-template <class Element> struct Desk {
-    Decoder<Element> decoder;
-    Partial total, part;
-    Desk(Arena &arena, const fulmen_tpa_decode_call &call, const Plan &plan)
-        : decoder(arena, call, plan.group),
-          total(arena, plan.group, call.value_features),
-          part(arena, plan.group, call.value_features) {}
-};
-
-int64_t partial_bytes(const fulmen_tpa_decode_call &call) {
-    Arena counting(nullptr);
-    Partial(counting, call.heads, call.value_features);
-    return counting.bytes();
-}
 
 // A whole call.
 template <class Element> class Call {
 public:
     explicit Call(const fulmen_tpa_decode_call &call)
-        : call(call), plan(call), per_worker(desk_bytes()), per_slice(partial_bytes(call)) {}
+        : call(call),
+          plan(call),
+          per_worker(bytes_of([&](Arena &arena) { Decoder<Element>(arena, call, plan.group); })),
+          per_partial(bytes_of([&](Arena &arena) { Partial(arena, plan.group, call.value_features); })) {}
 
-    int64_t workspace() const { return plan.threads * per_worker + call.batch * plan.kept_slices * per_slice; }
+    int64_t workspace() const { return plan.threads * per_worker + plan.partials() * per_partial; }
 
     int64_t run() const {
-        plan.split == FULMEN_SPLIT_SEQUENCE ? cut_sequences() : cut_heads();
+        plan.cuts_sequences() ? cut_sequences() : cut_heads();
         return FULMEN_OK;
     }
 
 private:
     const fulmen_tpa_decode_call &call;
     const Plan plan;
-    const int64_t per_worker, per_slice;
+    const int64_t per_worker, per_partial;
 
-    int64_t desk_bytes() const {
+    template <class F> static int64_t bytes_of(F f) {
         Arena counting(nullptr);
-        Desk<Element>(counting, call, plan);
+        f(counting);
         return counting.bytes();
     }
-    Desk<Element> desk_of(int64_t worker) const {
+    Decoder<Element> decoder(int64_t worker) const {
         Arena arena((char *)call.workspace + worker * per_worker);
-        return Desk<Element>(arena, call, plan);
+        return Decoder<Element>(arena, call, plan.group);
     }
-    Partial slice_of(int64_t batch, int64_t slice) const {
-        const int64_t index = batch * plan.kept_slices + slice;
-        Arena arena((char *)call.workspace + plan.threads * per_worker + index * per_slice);
-        return Partial(arena, call.heads, call.value_features);
+    Partial partial(int64_t index) const {
+        Arena arena((char *)call.workspace + plan.threads * per_worker + index * per_partial);
+        return Partial(arena, plan.group, call.value_features);
     }
     int64_t length_of(int64_t batch) const { return call.lengths ? call.lengths[batch] : call.tokens; }
+    Stretch slice(int64_t batch, int64_t index) const {
+        const int64_t length = length_of(batch);
+        return {batch, smaller(length, index * kSlice), smaller(length, (index + 1) * kSlice)};
+    }
 
     void write(Partial &result, int64_t batch, int64_t head, int64_t heads) const {
         result.normalise(call.value_rank);
@@ -390,42 +406,66 @@ private:
     // Samples, or groups of heads.
     void cut_heads() const {
         parallel_for(plan.threads, call.batch * plan.groups, [&](int64_t index, int64_t worker) {
-            const int64_t batch = index / plan.groups, head = index % plan.groups * plan.group;
-            const int64_t heads = smaller(plan.group, call.heads - head), length = length_of(batch);
-            auto desk = desk_of(worker);
-            desk.decoder.begin(batch, head, heads);
-            desk.total.clear();
-            for (int64_t t = 0; t < length; t += kSlice) {
-                desk.decoder.attend(t, smaller(length, t + kSlice), length, desk.part);
-                desk.total.merge(desk.part);
-            }
-            write(desk.total, batch, head, heads);
+            attend_sample(worker, index / plan.groups, index % plan.groups * plan.group);
         });
     }
 
-    // Some slices in a row are a task, so that few of them begin with tokens that nobody has asked for.
+    void attend_sample(int64_t worker, int64_t batch, int64_t head) const {
+        const int64_t heads = smaller(plan.group, call.heads - head);
+        auto decoder = this->decoder(worker);
+        Partial total = partial(2 * worker), part = partial(2 * worker + 1);
+        decoder.begin(batch, head, heads);
+        total.clear();
+        for (int64_t s = 0; s < plan.slices; ++s) {
+            const Stretch now = slice(batch, s);
+            if (now.first == now.last) break;
+            decoder.attend(now, slice(batch, s + 1), part);
+            total.merge(part);
+        }
+        write(total, batch, head, heads);
+    }
+
+    // How many of the samples are tasks as a whole: as many as leave enough to do for the threads that are done first.
+    int64_t whole_samples() const {
+        int64_t samples = 0, longest = 0, rest = 0;
+        for (int64_t b = 0; b < call.batch; ++b) rest += length_of(b);
+        for (; samples < call.batch; ++samples) {
+            longest = larger(longest, length_of(samples));
+            rest -= length_of(samples);
+            if (rest < plan.threads * longest) break;
+        }
+        return samples;
+    }
+
+    // Slices are small tasks that even out the time of the threads, but they are merged by one thread at a time.
     void cut_sequences() const {
-        const int64_t stretch = kSlice * larger<int64_t>(1, call.batch * plan.kept_slices / (8 * plan.threads));
-        const int64_t stretches = (call.tokens + stretch - 1) / stretch;
-        parallel_for(plan.threads, call.batch * stretches, [&](int64_t index, int64_t worker) {
-            const int64_t batch = index / stretches, first = index % stretches * stretch;
-            const int64_t last = smaller(length_of(batch), first + stretch);
-            auto desk = desk_of(worker);
-            desk.decoder.begin(batch, 0, call.heads);
-            for (int64_t t = first; t < last; t += kSlice) {
-                Partial part = slice_of(batch, t / kSlice);
-                desk.decoder.attend(t, smaller(last, t + kSlice), last, part);
+        const int64_t whole = whole_samples();
+        std::atomic<int64_t> taken{0};
+        auto begin = [&](int64_t worker) {
+            for (int64_t batch; (batch = taken++) < whole;) attend_sample(worker, batch, 0);
+        };
+        auto stretch = [&](int64_t step) {
+            return step < 0 ? Stretch{} : slice(whole + step / plan.slices, step % plan.slices);
+        };
+        auto compute = [&](const Turn &turn) {
+            const Stretch now = stretch(turn.step), before = stretch(turn.before);
+            if (now.first == now.last) return;
+            auto decoder = this->decoder(turn.worker);
+            decoder.begin(now.batch, 0, call.heads, before.first < before.last && before.batch == now.batch);
+            Partial part = partial(2 * turn.worker + turn.slot);
+            decoder.attend(now, stretch(turn.after), part);
+        };
+        Partial total = partial(2 * plan.threads);
+        auto collect = [&](int64_t step, int64_t worker, int64_t slot) {
+            const Stretch now = stretch(step);
+            if (step % plan.slices == 0) total.clear();
+            if (now.first < now.last) {
+                Partial part = partial(2 * worker + slot);
+                total.merge(part);
             }
-        });
-        parallel_for(plan.threads, call.batch, [&](int64_t batch, int64_t worker) {
-            auto desk = desk_of(worker);
-            desk.total.clear();
-            for (int64_t t = 0; t < length_of(batch); t += kSlice) {
-                Partial part = slice_of(batch, t / kSlice);
-                desk.total.merge(part);
-            }
-            write(desk.total, batch, 0, call.heads);
-        });
+            if ((step + 1) % plan.slices == 0) write(total, now.batch, 0, call.heads);
+        };
+        parallel_in_order(plan.threads, (call.batch - whole) * plan.slices, begin, compute, collect);
     }
 };
 
