@@ -8,10 +8,10 @@ second one, where it was tried, held operands in registers for longer and spille
 
 What limits: with R channels of the read axis a program holds its state [R, width], x and y [chunk, R], and Triton lets
 every warp hold a whole operand of a product whose result has fewer rows than columns; so chunks are short. Decays per
-channel need more of such operands than there are registers on NVIDIA. There the read axis is cut into slices of 16
-channels or more, one for each warp, and what is summed over the axis is added up through shared memory. (With 64
-channels there are two warps for each of 4 slices, for the written axis.) Decays that channels share do without: adding
-up would be most of their work.
+channel, float16, float32 and 256 channels need more of such operands than there are registers on NVIDIA. There the read
+axis is cut into slices of 16 channels or more, one for each warp, and what is summed over the axis is added up through
+shared memory. (With 64 channels there are two warps for each of 4 slices, for the written axis.) In bfloat16, decays
+that channels share do without: adding up would be most of their work.
 """
 
 from __future__ import annotations
@@ -34,30 +34,29 @@ class Tile(NamedTuple):
 
 # By the decays of a walk, whether it collects a decay's gradient, and the (padded) channels it reads: up to 64, 128,
 # 256, 512. A decay is shared by all channels, or one axis has one per channel, or both have.
-_NVIDIA = {
-    "shared": {64: Tile(32, 64, 4), 128: Tile(32, 64, 8), 256: Tile(16, 32, 8), 512: Tile(16, 16, 8)},
-    "shared, gradient": {64: Tile(16, 64, 4), 128: Tile(16, 64, 8), 256: Tile(16, 32, 8), 512: Tile(16, 16, 8)},
-}
-# Left alone, ptxas settles on 128 registers for some of these and spills a few bytes. (For others it then spills less.)
-_CHANNEL = {
+# Left alone, ptxas settles on 128 registers for some of the sliced ones and spills a few bytes.
+_SLICED = {
     64: Tile(16, 64, 8, 4, 255),
     128: Tile(16, 64, 8, 8, 255),
     256: Tile(16, 32, 8, 8, 255),
     512: Tile(16, 16, 8, 8, 255),
 }
-_NARROW = _CHANNEL | {64: Tile(16, 32, 8, 4, 255), 128: Tile(16, 32, 8, 8, 255)}
-_NVIDIA |= dict.fromkeys(("one axis", "one axis, gradient", "both axes"), _CHANNEL) | {"both axes, gradient": _NARROW}
-_AMD = {
-    "shared": {64: Tile(32, 64, 4), 128: Tile(32, 64, 4), 256: Tile(16, 32, 4), 512: Tile(16, 16, 4)},
-    "shared, gradient": {64: Tile(16, 64, 4), 128: Tile(16, 64, 4), 256: Tile(16, 32, 4), 512: Tile(16, 16, 4)},
+_NARROW = _SLICED | {64: Tile(16, 32, 8, 4, 255), 128: Tile(16, 32, 8, 8, 255)}
+_NVIDIA = {
+    "shared": _SLICED | {64: Tile(32, 64, 4), 128: Tile(32, 64, 8)},
+    "shared, gradient": _SLICED | {64: Tile(16, 64, 4), 128: Tile(16, 64, 8)},
+    "one axis": _SLICED,
+    "one axis, gradient": _SLICED,
+    "both axes": _SLICED,
+    "both axes, gradient": _NARROW,
 }
-_CHANNEL_AMD = {64: Tile(16, 64, 4), 128: Tile(16, 64, 4), 256: Tile(16, 32, 4), 512: Tile(16, 16, 4)}
-_AMD |= dict.fromkeys(("one axis", "one axis, gradient", "both axes", "both axes, gradient"), _CHANNEL_AMD)
+_SHORT = {64: Tile(16, 64, 4), 128: Tile(16, 64, 4), 256: Tile(16, 32, 4), 512: Tile(16, 16, 4)}
+_AMD = dict.fromkeys(_NVIDIA, _SHORT) | {"shared": _SHORT | {64: Tile(32, 64, 4), 128: Tile(32, 64, 4)}}
 # By architecture where it has tiles of its own, else by vendor.
 _TABLE = {
     "cuda": _NVIDIA,
     "hip": _AMD,
-    "sm_90": _NVIDIA | {"both axes, gradient": _CHANNEL},
+    "sm_90": _NVIDIA | {"both axes, gradient": _SLICED},
     "sm_100": _NVIDIA
     | {
         "shared": _NVIDIA["shared"] | {64: Tile(32, 64, 4, 1, 255)},
@@ -90,11 +89,13 @@ def scan_tile(
         gradient: whether the gradient of a decay is collected.
         small: for the "recompute" schedule.
     """
+    # What is one term of a product in bfloat16 is two in float16 and three in float32, as with decays per channel.
+    axes = max(axes, {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}[dtype])
     what = ("shared", "one axis", "both axes")[axes] + (", gradient" if gradient else "")
     tiles = _TABLE.get(architecture.name, _TABLE[architecture.backend])
     tile = tiles[what][max(64, padded(read))]
-    if dtype == torch.float32 or small:
-        tile = tile._replace(chunk=16)  # operands of float32 take twice the room
+    if small:
+        tile = tile._replace(chunk=16)
     width = min(tile.width, padded(write), _SMALL_WIDTH if small else tile.width)
     return tile._replace(width=width, slices=min(tile.slices, padded(read) // 16))
 
