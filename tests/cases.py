@@ -7,9 +7,10 @@ from torch import Tensor
 
 import fulmen
 from fulmen.gpu.architectures import interpreted
+from fulmen.linear_attention.validation import SCHEDULES
 from fulmen.tolerances import SUBTRACT, TOLERANCE, deviations, relative_error
 from fulmen.verify import cases
-from fulmen.verify.cases import ALL_FORMS, FORMS, SCHEDULES, Case, differentiate, exact
+from fulmen.verify.cases import ALL_FORMS, FORMS, Case, differentiate, exact
 
 __all__ = [
     "ALL_FORMS", "BACKENDS", "FORMS", "SCHEDULES", "TOLERANCE", "Case", "assert_close", "differentiate", "exact",

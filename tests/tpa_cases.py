@@ -10,8 +10,9 @@ from torch import Tensor
 
 import fulmen
 from cases import TOLERANCE, relative_error
+from fulmen.tpa.validation import SPLITS
 
-SPLITS = ("auto", "batch", "head", "sequence")
+__all__ = ["SPLITS", "Case", "assert_exact", "exact", "factors", "options", "run"]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, TypeVar, cast
 
 import torch
@@ -31,7 +31,7 @@ def once_per_signature(check: _Check) -> _Check:
         if torch.compiler.is_compiling():
             return check(*args)
         if forward_ad._current_level >= 0:
-            _refuse_tangents(args)
+            refuse_tangents(args)
         try:
             signature = (
                 torch.is_grad_enabled(),
@@ -56,7 +56,7 @@ def once_per_signature(check: _Check) -> _Check:
     return cast(_Check, checked)
 
 
-def _refuse_tangents(args: tuple[Any, ...]) -> None:
+def refuse_tangents(args: tuple[Any, ...]) -> None:
     """torch would drop the tangents of a custom op's inputs without a word."""
     if any(isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in args):
         raise RuntimeError("fulmen has no forward-mode derivatives (torch.func.jvp, jacfwd): use reverse mode")
@@ -109,6 +109,13 @@ def check_tensor(name: str, x: Tensor, like: Tensor) -> None:
 def check_scale(scale: float) -> None:
     if isinstance(scale, bool) or not isinstance(scale, Real):
         raise TypeError(f"scale must be a real number; got {scale!r}")
+
+
+def check_count(name: str, count: int) -> None:
+    if isinstance(count, bool) or not isinstance(count, Integral):
+        raise TypeError(f"{name} must be an integer; got {count!r}")
+    if count < 1:
+        raise ValueError(f"{name} must be at least 1; got {count}")
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -155,3 +155,9 @@ def _load() -> Core | str:
 _found = _load()
 core: Core | None = _found if isinstance(_found, Core) else None
 why_unavailable: str = _found if isinstance(_found, str) else ""
+
+
+def require() -> Core:
+    """The core, for a call that has chosen it."""
+    assert core is not None, why_unavailable
+    return core

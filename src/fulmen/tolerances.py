@@ -18,7 +18,9 @@ SMALLEST_DECAY_GRADIENT = 1e-2
 
 def relative_error(got: Tensor, want: Tensor, smallest: float = 1e-30) -> float:
     """The largest error over the largest magnitude, or over ``smallest`` where that is larger. Below 1e-30 (what is
-    left of a state after e^-90 a few times over) float32 runs out of digits."""
+    left of a state after e^-90 a few times over) float32 runs out of digits. NaN if there is one anywhere."""
+    if got.shape != want.shape:
+        raise ValueError(f"the result has shape {list(got.shape)}, expected {list(want.shape)}")
     if want.numel() == 0:
         return 0.0
     got, want = got.cpu().double(), want.cpu()

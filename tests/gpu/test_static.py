@@ -73,6 +73,25 @@ def test_workspace_at_the_published_size(decay):
     assert backward.inputs == forward.inputs + forward.outputs
 
 
+def test_distances_that_32_bits_do_not_hold():
+    """Within a chunk of 128 tokens, and within a state: inputs are copied, and what is updated in place is refused."""
+    from fulmen.gpu.dry_run import dry_run
+    from fulmen.linear_attention import triton
+    from fulmen.linear_attention.problem import Attention, Step
+
+    with dry_run(ARCHITECTURES["sm_80"]) as (launches, _):
+        far = torch.empty_strided((1, 200, 2, 64), (1, 1 << 25, 64, 1), dtype=torch.bfloat16)
+        state = torch.empty_strided((1, 2, 64, 64), (1, 64, 1 << 26, 1))
+        token_decay = torch.empty_strided((1, 200, 2), (1, 1 << 25, 1))
+        output = torch.empty(1, 200, 2, 64, dtype=torch.bfloat16)
+        triton.forward(Attention(far, far, far, token_decay, None, 1.0, state, None, "loop"), output, None)
+        with pytest.raises(ValueError, match=r"cannot reach all of a state with strides \[67108864, 1\]"):
+            triton.step(Step(*(far[:, 0],) * 3, state, None, None, 1.0), output[:, 0])
+    (launch,) = launches
+    assert [launch.arguments[name].token for name in ("x", "y", "z", "decay")] == [128, 128, 128, 2]
+    assert launch.arguments["entering"].row == 64
+
+
 def test_memory_counts_what_is_alive():
     from fulmen.gpu.dry_run import dry_run
 

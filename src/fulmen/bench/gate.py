@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fulmen.bench.suite import Column, Sizes, Suite
 from fulmen.bench.workload import Material, Workload
+from fulmen.tolerances import relative_error
 
 LENGTH = 131  # no multiple of any tile, and more than one chunk of 128
 # The largest error allowed, relative to the largest value of the exact tensor. Peers round more often than we do, and
@@ -54,13 +55,6 @@ class Gate:
         if not error <= allowed:
             return Verdict(error, f"wrong: off by {error:.1e} from the float64 reference ({allowed:.0e} allowed)")
         return Verdict(error, "")
-
-
-def relative_error(found: Tensor, exact: Tensor) -> float:
-    """The largest error over the largest magnitude; NaN if there is one anywhere."""
-    if found.shape != exact.shape:
-        raise ValueError(f"the result has shape {list(found.shape)}, expected {list(exact.shape)}")
-    return ((found.cpu().double() - exact).abs().max() / exact.abs().max()).item()
 
 
 def one_line(failure: BaseException) -> str:

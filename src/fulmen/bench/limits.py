@@ -97,7 +97,6 @@ def run(json_path: Path | None) -> None:
 
 def measure_machine() -> dict[str, float]:
     """FMA peak and sgemm in GFLOP/s, and the bandwidth of scaling an array in place, in GB/s."""
-    assert core.core is not None
     a, b = torch.randn(GEMM, GEMM), torch.randn(GEMM, GEMM)
     arrays = {size: torch.ones(size // 4) for size in SWEEP_BYTES}
     repeats = {size: max(1, (8 << 20) // size) for size in SWEEP_BYTES}
@@ -105,10 +104,10 @@ def measure_machine() -> dict[str, float]:
     def sweep(size: int) -> Call:
         return lambda: [arrays[size].mul_(1.0) for _ in range(repeats[size])]
 
-    calls: dict[str, Call] = {"fma": core.core.fma_burst, "gemm": lambda: a @ b}
+    calls: dict[str, Call] = {"fma": core.require().fma_burst, "gemm": lambda: a @ b}
     times = interleaved(calls | {str(size): sweep(size) for size in SWEEP_BYTES}, seconds=2.0, repeats=5)
     machine = {
-        "FMA peak, GFLOP/s": core.core.fma_burst() / times["fma"].median / 1e9,
+        "FMA peak, GFLOP/s": core.require().fma_burst() / times["fma"].median / 1e9,
         f"torch sgemm {GEMM}³, GFLOP/s": 2 * GEMM**3 / times["gemm"].median / 1e9,
     }
     machine[f"the same, {torch.get_num_threads()} threads over one"] = threads_over_one(calls["gemm"])

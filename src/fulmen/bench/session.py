@@ -45,13 +45,16 @@ def options_of(asked: argparse.Namespace) -> Options:
 
 
 def begin(options: Options, out: Path, resume: bool) -> Results:
-    """Results to be filled: new ones, or with ``resume`` those in ``out``; ValueError if these have other options."""
+    """Results to be filled: new ones, or with ``resume`` those in ``out``; ValueError if there are none, or if they
+    have other options."""
+    path = out / RESULTS
+    if resume and not path.exists():
+        raise ValueError(f"--resume: there is no {path} to go on with; leave out --resume, or give the run's --out")
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / RESULTS
-    if resume and path.exists():
+    if resume:
         return runner.resumed(options, path)
+    out.mkdir(parents=True, exist_ok=True)
     _keep_previous(path)
     return runner.new_results(options)
 
@@ -72,7 +75,7 @@ def rehearse(options: Options, out: Path, json_path: Path | None) -> None:
         for table in part.tables(options.dtype, options.device):
             print(f"{table.title}{section}: {table.axis} = {', '.join(map(str, part.lengths))}")
         for column in part.columns:
-            reason = column.why_not(options.device)
+            reason = column.why_missing(options.device)
             print(f"  {column.name:<14}{f'not here: {reason}' if reason else 'runs'}")
     if options.device == "cuda" and "memory" in options.metrics:
         from fulmen.bench.dry_run import memory_tables

@@ -76,10 +76,14 @@ class Column:
 
     def why_not(self, device: str) -> str:
         """Why it cannot run here on ``device`` ("cpu" or "cuda"); empty if it can."""
+        if device == "cuda" and not torch.cuda.is_available():
+            return "torch finds no CUDA device"
+        return self.why_missing(device)
+
+    def why_missing(self, device: str) -> str:
+        """Why there is no such column for ``device``, whether or not the device is here; empty if there is."""
         if device == "cpu":
             return f"{self.peer} runs on CUDA only" if self.cuda_only else ""
-        if not torch.cuda.is_available():
-            return "torch finds no CUDA device"
         return why_missing(self.peer) if self.peer else ""
 
 

@@ -27,26 +27,26 @@ _STEP = struct.Struct("=11qd" + 5 * c.TENSOR + c.STATE + c.TENSOR)
 
 def forward(p: Attention, output: Tensor, state: Tensor | None) -> None:
     call = _Call(p)
-    _core().with_workspace("attention_forward", _FORWARD, call.words, c.tensor(output) + c.state(state))
+    c.require().with_workspace("attention_forward", _FORWARD, call.words, c.tensor(output) + c.state(state))
 
 
 def backward(p: Attention, grad_output: Tensor | None, grad_state: Tensor | None, grads: Gradients) -> None:
     call = _Call(p)
     after = call.given(grad_output) + c.state(grad_state) + c.tensor(grads.q) + _gradients(grads)
-    _core().with_workspace("attention_backward", _BACKWARD, call.words, after)
+    c.require().with_workspace("attention_backward", _BACKWARD, call.words, after)
 
 
 def states_forward(p: States, states: Tensor) -> None:
     call = _Call(p)
     after = (p.chunk_size, states.data_ptr(), *states.stride()[:3])
-    _core().with_workspace("states_forward", _STATES_FORWARD, call.words, after)
+    c.require().with_workspace("states_forward", _STATES_FORWARD, call.words, after)
 
 
 def states_backward(p: States, states: Tensor, grad_states: Tensor, grads: Gradients) -> None:
     call = _Call(p)
     states, grad_states = states.contiguous(), grad_states.contiguous()
     after = (p.chunk_size, states.data_ptr(), *states.stride()[:3], grad_states.data_ptr(), *grad_states.stride()[:3])
-    _core().with_workspace("states_backward", _STATES_BACKWARD, call.words, after + _gradients(grads))
+    c.require().with_workspace("states_backward", _STATES_BACKWARD, call.words, after + _gradients(grads))
 
 
 def step(p: Step, output: Tensor) -> None:
@@ -62,7 +62,7 @@ def step(p: Step, output: Tensor) -> None:
     if decay_v is not None:
         form_v, decay_v = _PER_CHANNEL, _readable(decay_v)
         decay_v_words = _token(decay_v)
-    _core()(
+    c.require()(
         "step",
         _STEP,
         *(c.ABI_VERSION, batch, heads, q.shape[1], k.shape[1], v.shape[1], key_dim, value_dim),
@@ -91,10 +91,10 @@ def workspace_bytes(p: Attention, backward: bool = False) -> int:
     call = _Call(p)
     if not backward:
         after = c.tensor(p.q) + c.ABSENT
-        return _core().workspace_bytes("attention_forward", _FORWARD, call.words, after)
+        return c.require().workspace_bytes("attention_forward", _FORWARD, call.words, after)
     decay = c.ABSENT if p.decay is None else _decay(p.decay)[1]
     after = c.tensor(p.q) + c.ABSENT + 3 * c.tensor(p.q) + decay + c.tensor(p.decay_v) + c.ABSENT
-    return _core().workspace_bytes("attention_backward", _BACKWARD, call.words, after)
+    return c.require().workspace_bytes("attention_backward", _BACKWARD, call.words, after)
 
 
 class _Call:
@@ -153,8 +153,3 @@ def _gradients(grads: Gradients) -> c.Words:
         + c.tensor(grads.decay_v)
         + c.state(grads.initial_state)
     )
-
-
-def _core() -> c.Core:
-    assert c.core is not None, c.why_unavailable
-    return c.core

@@ -6,15 +6,12 @@ gradient of an op is an op of its own, so that torch.compile sees one node for i
 
 from __future__ import annotations
 
-from functools import cache
-from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fulmen.library import define, define_gradient, forbid_double_backward
+from fulmen.library import define, define_gradient, forbid_double_backward, imported_when_used
 from fulmen.linear_attention.problem import Attention, Gradients, States, Step
 from fulmen.tensors import state_dtype
 
@@ -25,11 +22,7 @@ _MODULES = {
     "torch": "fulmen.linear_attention.torch_chunked",
     "triton": "fulmen.linear_attention.triton",
 }
-
-
-@cache
-def _implementation(backend: str) -> ModuleType:
-    return import_module(_MODULES[backend])
+_implementation = imported_when_used(_MODULES)
 
 
 def _new_gradients(p: Attention | States, decay: bool, decay_v: bool) -> Gradients:

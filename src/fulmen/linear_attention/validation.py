@@ -7,12 +7,10 @@ backends that need the values anyway.
 
 from __future__ import annotations
 
-from numbers import Integral
-
 import torch
 from torch import Tensor
 
-from fulmen.checks import DTYPES, check_choice, check_inputs, check_scale, check_tensor, once_per_signature
+from fulmen.checks import DTYPES, check_choice, check_count, check_inputs, check_scale, check_tensor, once_per_signature
 
 SCHEDULES = ("auto", "recurrent", "loop", "parallel", "recompute")
 
@@ -63,10 +61,7 @@ def check_states(
             counts[name] = x.shape[0 if x.ndim == 1 else 2]
     heads = shared_heads(**counts)
     check_token_decays(decay, decay_v, k, v, heads)
-    if isinstance(chunk_size, bool) or not isinstance(chunk_size, Integral):
-        raise TypeError(f"chunk_size must be an integer; got {chunk_size!r}")
-    if chunk_size < 1:
-        raise ValueError(f"chunk_size must be at least 1; got {chunk_size}")
+    check_count("chunk_size", chunk_size)
     check_choice("schedule", schedule, SCHEDULES)
     check_state("initial_state", initial_state, "[B, H, D, E]", (k.shape[0], heads, k.shape[3], v.shape[3]), k)
 

@@ -6,14 +6,12 @@ kept for the backward are further results of the forward op, empty where they ar
 
 from __future__ import annotations
 
-from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fulmen.library import define, define_gradient, forbid_double_backward
+from fulmen.library import define, define_gradient, forbid_double_backward, imported_when_used
 from fulmen.output_gate.problem import Gated, Kept
 from fulmen.tensors import state_dtype
 
@@ -24,10 +22,7 @@ _MODULES = {
     "torch": "fulmen.output_gate.torch_matmul",
     "triton": "fulmen.output_gate.triton",
 }
-
-
-def _implementation(backend: str) -> ModuleType:
-    return import_module(_MODULES[backend])
+_implementation = imported_when_used(_MODULES)
 
 
 def _result_like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:

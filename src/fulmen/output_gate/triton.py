@@ -18,24 +18,31 @@ from torch import Tensor
 from fulmen.gpu.architectures import architecture_of
 from fulmen.gpu.tiles import gate_rows_tile, gate_sum_tile
 from fulmen.linear_attention.triton import on_its_device
-from fulmen.linear_attention.triton.operands import load_rows, load_state, states, store_rows, store_state, tokens
+from fulmen.linear_attention.triton.operands import (
+    load_rows,
+    load_state,
+    readable,
+    states,
+    store_rows,
+    store_state,
+    tokens,
+)
 from fulmen.linear_attention.triton.products import product
 from fulmen.output_gate.problem import Gated, Kept
-from fulmen.tensors import dense
 
 SHORTEST_SEGMENT = 1024
 
 
 @on_its_device
 def forward(p: Gated, output: Tensor, kept: Kept) -> None:
-    p = Gated(*map(dense, p))
+    p = Gated(*map(readable, p))
     kv = _sum_outer(p.k, p.v, into=kept.kv)
     _multiply_rows(p.q, kv, output, factor=p.g, ungated=kept.qkv)
 
 
 @on_its_device
 def backward(p: Gated, kept: Kept, grad: Tensor, grads: Gated) -> None:
-    p, grad = Gated(*map(dense, p)), dense(grad)
+    p, grad = Gated(*map(readable, p)), readable(grad)
     kv = _sum_outer(p.k, p.v) if kept.kv is None else kept.kv
     if kept.qkv is None:
         _multiply_rows(p.q, kv, grads.g, factor=grad)

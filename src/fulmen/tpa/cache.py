@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from fulmen.checks import check_alike
+from fulmen.checks import check_alike, check_count
 from fulmen.tensors import autocast, autocast_enabled
 from fulmen.tpa.api import tpa_decode
 from fulmen.tpa.validation import check_pair, check_seqlens, refuse_gradients
@@ -30,11 +30,8 @@ class TPACache:
     """
 
     def __init__(self, capacity: int = 256) -> None:
-        if isinstance(capacity, bool) or not isinstance(capacity, int):
-            raise TypeError(f"capacity must be an integer; got {capacity!r}")
-        if capacity < 1:
-            raise ValueError(f"capacity must be at least 1; got {capacity}")
-        self._capacity = capacity
+        check_count("capacity", capacity)
+        self._capacity = int(capacity)
         self._factors: dict[str, Tensor] = {}  # [B, capacity, ...] by name
         self._tokens = 0  # no sample has more
         self._lengths: Tensor | None = None  # [B]; None as long as all have _tokens

@@ -17,13 +17,13 @@ _DECODE = struct.Struct("=13qd" + 6 * c.TENSOR + "2q" + c.TENSOR)
 
 def forward(p: Decode, output: Tensor) -> None:
     p = _readable(p)
-    _core().with_workspace("tpa_decode", _DECODE, _words(p), c.tensor(output))
+    c.require().with_workspace("tpa_decode", _DECODE, _words(p), c.tensor(output))
 
 
 def workspace_bytes(p: Decode) -> int:
     """The workspace of a call, in bytes; of its tensors only shapes, dtypes and lengths matter."""
     p = _readable(p)
-    return _core().workspace_bytes("tpa_decode", _DECODE, _words(p), c.tensor(p.aq))
+    return c.require().workspace_bytes("tpa_decode", _DECODE, _words(p), c.tensor(p.aq))
 
 
 def _readable(p: Decode) -> Decode:
@@ -43,8 +43,3 @@ def _words(p: Decode) -> c.Words:
     )
     # One of the words is the scale, a float.
     return words  # type: ignore[return-value]
-
-
-def _core() -> c.Core:
-    assert c.core is not None, c.why_unavailable
-    return c.core

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 from torch import Tensor
 
-from fulmen.library import define
+from fulmen.library import define, imported_when_used
 from fulmen.tpa.problem import Decode, decode_of
 from fulmen.tpa.validation import check_lengths
 
@@ -18,6 +17,7 @@ _MODULES = {
     "torch": "fulmen.tpa.torch_factorised",
     "triton": "fulmen.tpa.triton",
 }
+_implementation = imported_when_used(_MODULES)
 
 
 def _result(p: Decode) -> Tensor:
@@ -30,7 +30,7 @@ def _decode(*args: Any) -> Tensor:
     if p.seqlens is not None and p.seqlens.device.type == "cpu":
         check_lengths(p.seqlens, p.tokens)
     output = _result(p)
-    import_module(_MODULES[backend]).forward(p, output)
+    _implementation(backend).forward(p, output)
     return output
 
 

@@ -18,7 +18,6 @@ import fulmen
 from fulmen.linear_attention.problem import share_heads
 from fulmen.linear_attention.reference import read_out, states_of, token_decay
 
-SCHEDULES = ("auto", "recurrent", "loop", "parallel", "recompute")
 FORMS = ("none", "head", "token", "key", "key+value")  # the published ones; the other combinations are tested too
 ALL_FORMS = (*FORMS, "value", "head+value", "token+value")
 

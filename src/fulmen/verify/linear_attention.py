@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 import fulmen
+from fulmen.linear_attention.validation import SCHEDULES
 from fulmen.tolerances import TOLERANCE, deviations, relative_error
 from fulmen.verify import cases
-from fulmen.verify.cases import ALL_FORMS, SCHEDULES, Case
+from fulmen.verify.cases import ALL_FORMS, Case
 from fulmen.verify.check import DTYPES, Check, Target
 
 # Ragged, not a multiple of anything, and more than one chunk of every kernel.

@@ -11,9 +11,8 @@ from torch import Tensor
 
 import fulmen
 from fulmen.tolerances import deviations
+from fulmen.tpa.validation import SPLITS
 from fulmen.verify.check import DTYPES, Check, Target, unusual
-
-SPLITS = ("auto", "batch", "head", "sequence")
 
 
 class Case(NamedTuple):

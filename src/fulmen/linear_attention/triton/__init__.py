@@ -19,8 +19,7 @@ from torch import Tensor
 from fulmen.gpu.architectures import interpreted
 from fulmen.linear_attention.problem import Attention, Gradients, States, Step, sum_shared_heads
 from fulmen.linear_attention.triton.launch import DecayGradient, Launcher, cut_attention
-from fulmen.linear_attention.triton.operands import Cut
-from fulmen.tensors import dense
+from fulmen.linear_attention.triton.operands import Cut, readable
 
 if interpreted():
     from fulmen.gpu.interpreter import correct_bfloat16
@@ -33,11 +32,12 @@ Run = TypeVar("Run", bound=Callable[..., None])
 
 
 def on_its_device(run: Run) -> Run:
-    """Launch where the tensors are: Triton launches on the current device."""
+    """Launch where the tensors of a call are, the first of which is always there: Triton launches on the current
+    device."""
 
     @wraps(run)
-    def switched(p: Attention | States | Step, *args: Any) -> None:
-        with torch.cuda.device(p.k.device) if p.k.is_cuda else nullcontext():
+    def switched(p: Any, *args: Any) -> None:
+        with torch.cuda.device(p[0].device) if p[0].is_cuda else nullcontext():
             run(p, *args)
 
     return cast(Run, switched)
@@ -45,7 +45,7 @@ def on_its_device(run: Run) -> Run:
 
 @on_its_device
 def forward(p: Attention, output: Tensor, state: Tensor | None) -> None:
-    p = with_dense_rows(p)
+    p = with_readable_rows(p)
     run = Launcher(p, *cut_attention(p, p.schedule), small=False)
     if p.schedule == "recurrent":
         run.recur(p.q, p.k, p.v, output, p.scale, p.initial_state, state)
@@ -64,8 +64,8 @@ def forward(p: Attention, output: Tensor, state: Tensor | None) -> None:
 @on_its_device
 def backward(p: Attention, grad_output: Tensor | None, grad_state: Tensor | None, grads: Gradients) -> None:
     assert grads.q is not None
-    p = with_dense_rows(p)
-    do = None if grad_output is None else dense(grad_output)
+    p = with_readable_rows(p)
+    do = None if grad_output is None else readable(grad_output)
     schedule = "loop" if p.schedule == "recurrent" or do is None else p.schedule
     run = Launcher(p, *cut_attention(p, schedule), small=schedule == "recompute")
     key = DecayGradient(run, p.k, grads.decay, "key", walks=2 if do is not None else 1)
@@ -141,14 +141,14 @@ def step(p: Step, output: Tensor) -> None:
     decay = p.decay if p.decay is None or p.decay.ndim == 1 else p.decay[:, None]
     decay_v = None if p.decay_v is None else p.decay_v[:, None]
     q, k, v = p.q[:, None], p.k[:, None], p.v[:, None]
-    whole = with_dense_rows(Attention(q, k, v, decay, decay_v, p.scale, p.state, None, "recurrent"))
+    whole = with_readable_rows(Attention(q, k, v, decay, decay_v, p.scale, p.state, None, "recurrent"))
     run = Launcher(whole, *cut_attention(whole, "recurrent"), small=False)
     run.recur(whole.q, whole.k, whole.v, output[:, None], p.scale, p.state, p.state)
 
 
 @on_its_device
 def states_forward(p: States, states: Tensor) -> None:
-    p = with_dense_rows(p)
+    p = with_readable_rows(p)
     run = Launcher(p, *cut_states(p), small=False)
     fill_first_edge(states[:, :, 0], p.initial_state)
     if p.k.shape[1] == 0:
@@ -161,7 +161,7 @@ def states_forward(p: States, states: Tensor) -> None:
 
 @on_its_device
 def states_backward(p: States, states: Tensor, grad_states: Tensor, grads: Gradients) -> None:
-    p = with_dense_rows(p)
+    p = with_readable_rows(p)
     run = Launcher(p, *cut_states(p), small=p.schedule == "recompute")
     entering = grad_states.clone(memory_format=torch.contiguous_format)
     if p.k.shape[1] > 0:
@@ -209,10 +209,10 @@ def cut_states(p: States) -> tuple[Cut, int]:
     return Cut(None, length, (length + p.chunk_size - 1) // p.chunk_size, p.chunk_size), batch
 
 
-def with_dense_rows(p: AnyCall) -> AnyCall:
-    """The call with k, v and q copied where the last dimension is not dense. (The launcher sees to the decays.)"""
-    p = p._replace(k=dense(p.k), v=dense(p.v))
-    return p._replace(q=dense(p.q)) if isinstance(p, Attention) else p
+def with_readable_rows(p: AnyCall) -> AnyCall:
+    """The call with k, v and q copied where kernels cannot read them. (The launcher sees to decays and states.)"""
+    p = p._replace(k=readable(p.k), v=readable(p.v))
+    return p._replace(q=readable(p.q)) if isinstance(p, Attention) else p
 
 
 def per_head(gradient: Tensor, heads: int) -> Tensor:

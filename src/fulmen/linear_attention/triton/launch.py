@@ -17,7 +17,6 @@ from fulmen.linear_attention.triton.operands import UNIT, Cut, Tokens
 from fulmen.linear_attention.triton.recurrent import recur
 from fulmen.linear_attention.triton.scan import scan
 from fulmen.linear_attention.triton.states import fold, sum_segments, summarise
-from fulmen.tensors import dense
 
 # Below this many tokens a segment does not pay for the extra pass over k and v that finds the states between segments.
 SHORTEST_SEGMENT = 1024
@@ -107,7 +106,7 @@ class Launcher:
         scan[(programs,)](
             self.tokens(x), self.tokens(y), self.tokens(z), self.tokens(result),
             self.decays.shared, *(reversed(channels) if transposed else channels),
-            self.states(entering, transposed), self.states(leaving, transposed),
+            self.states(operands.readable_state(entering), transposed), self.states(leaving, transposed),
             *self.gradient(gradient, transposed),
             self.cut, self.heads, write_size, scale,
             C=tile.chunk, R=padded(read_size), S=tile.slices, W=tile.width, LEVELS=tile.chunk.bit_length() - 1,
@@ -187,7 +186,7 @@ class Launcher:
         decay = self.decays.shared if self.decays.key is None else self.decays.key
         recur[(programs,)](
             self.tokens(q), self.tokens(k), self.tokens(v), decay, self.decays.value, self.tokens(output),
-            self.states(entering), self.states(leaving), self.cut, self.heads, scale,
+            self.states(operands.readable_state(entering)), self.states(leaving), self.cut, self.heads, scale,
             D=padded(self.key_size), E=tile.width, PER_TOKEN=self.decays.per_token,
             PER_CHANNEL=self.decays.key is not None, **launch_options(tile),
         )  # fmt: skip
@@ -242,12 +241,12 @@ def decays_of(p: Attention | States, heads: int) -> Decays:
     shared = key = None
     if decay is not None:
         if decay.ndim == 4:
-            key = operands.tokens(dense(decay), heads)
+            key = operands.tokens(operands.readable(decay), heads)
         elif decay.ndim == 3:
-            shared = operands.tokens(decay, heads)
+            shared = operands.tokens(operands.readable(decay), heads)
         else:
             shared = operands.tokens(decay.contiguous()[None, None], heads)
-    value = None if p.decay_v is None else operands.tokens(dense(p.decay_v), heads)
+    value = None if p.decay_v is None else operands.tokens(operands.readable(p.decay_v), heads)
     return Decays(shared, decay is not None and decay.ndim == 3, key, value)
 
 

@@ -8,8 +8,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fulmen.tensors import dense
+
 # Segments start at multiples of this many tokens, and the chunk of every kernel divides it.
 UNIT = tl.constexpr(128)
+LARGEST = (1 << 31) - 1  # distance in 32 bits
 
 
 class Tokens(NamedTuple):
@@ -43,13 +46,40 @@ class Cut(NamedTuple):
     tokens: int
 
 
+def readable(x: Tensor) -> Tensor:
+    """An input ``[B, N, heads, K]``, or ``[B, N, heads]``, as the kernels can read it: itself or a copy."""
+    x = dense(x) if x.ndim == 4 else x
+    return x if tokens_are_near(x) else x.contiguous()
+
+
+def readable_state(x: Tensor | None) -> Tensor | None:
+    return x if x is None or states_are_near(x) else x.contiguous()
+
+
+def tokens_are_near(x: Tensor) -> bool:
+    return is_near(min(x.shape[1], UNIT.value), x.stride(1))
+
+
+def states_are_near(x: Tensor) -> bool:
+    return all(is_near(x.shape[i], x.stride(i)) for i in (-2, -1))
+
+
+def is_near(count: int, stride: int) -> bool:
+    """Whether kernels can count a distance of ``count`` strides: as they do with a stride of 32 bits, in 32 bits."""
+    return stride > LARGEST or (count - 1) * stride <= LARGEST
+
+
 def tokens(x: Tensor, heads: int) -> Tokens:
+    if not tokens_are_near(x):
+        raise ValueError(f"the Triton kernels cannot reach tokens that are {x.stride(1)} elements apart")
     batch, token, head = x.stride()[:3]
     return Tokens(x, batch, token, head, heads // x.shape[2], x.shape[3] if x.ndim == 4 else 1)
 
 
 def states(x: Tensor, transposed: bool = False) -> States:
     """``[sequences, H, edges, D, E]``, or ``[sequences, H, D, E]`` for all edges; ``transposed`` makes E the rows."""
+    if not states_are_near(x):
+        raise ValueError(f"the Triton kernels cannot reach all of a state with strides {list(x.stride()[-2:])}")
     sequence, head, *edge, row, column = x.stride()
     return States(x, sequence, head, edge[0] if edge else 0, *((column, row) if transposed else (row, column)))
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import torch
 import triton
 from torch import Tensor
 
 from fulmen.gpu.architectures import Architecture, architecture_of
 from fulmen.gpu.tiles import Tile, launch_options, padded, tpa_tile
+from fulmen.linear_attention.triton import on_its_device
 from fulmen.linear_attention.triton.operands import Tokens
 from fulmen.tensors import dense
 from fulmen.tpa.problem import Decode
@@ -21,12 +20,8 @@ MOST_TOKENS = 64  # of a chunk
 MOST_RANKS = 64  # with more of them, q is cheaper than its factors
 
 
+@on_its_device
 def forward(p: Decode, output: Tensor) -> None:
-    with torch.cuda.device(p.aq.device) if p.aq.is_cuda else nullcontext():
-        launch(p, output)
-
-
-def launch(p: Decode, output: Tensor) -> None:
     batch, _, heads, value_size = output.shape
     if batch == 0:
         return
