@@ -15,7 +15,7 @@ int64_t chunks_of(int64_t tokens) { return (tokens + kChunk - 1) / kChunk; }
 
 // Tokens of a sequence, and the state and gradient of a state that enter them from the left and from the right.
 struct Segment {
-    int64_t first = 0, tokens;
+    int64_t index, first, tokens;
     const Summary *state = nullptr, *grad_state = nullptr;  // null: the call's own
 };
 
@@ -36,7 +36,7 @@ public:
     }
 
     void start(const fulmen_attention_backward_call &call, int64_t index) {
-        start(call, index, {0, sequence(p, index / p.heads).tokens});
+        start(call, index, {0, 0, sequence(p, index / p.heads).tokens});
     }
     void start(const fulmen_attention_backward_call &call, int64_t index, const Segment &segment) {
         s = sequence(p, index / p.heads);
@@ -56,7 +56,8 @@ public:
         out.decay_v = rows_of(call.ddecay_v, s.batch, h).from(s.first, 0);
         initial = matrix_of(p.initial_state, s.state, h);
         grad_final = matrix_of(call.grad_state, s.state, h);
-        if (segment.first == 0) dinitial = matrix_of(call.dinitial, s.state, h);
+        // Not by its first token: behind an empty segment, the next one starts at the same.
+        if (segment.index == 0) dinitial = matrix_of(call.dinitial, s.state, h);
         const bool starts_empty = !p.initial_state.data && segment.first == 0;
         worker.key_gradient.start(out.decay, starts_empty);
         worker.value_gradient.start(out.decay_v, starts_empty);
@@ -238,7 +239,7 @@ void walk_segments(const fulmen_attention_backward_call &call, const Plan &plan)
     auto segment_of = [&](int64_t part) {
         const int64_t n = sequence(p, part / segments / p.heads).tokens, g = part % segments;
         const int64_t first = segment_start(n, g, segments);
-        return Segment{first, segment_start(n, g + 1, segments) - first};
+        return Segment{g, first, segment_start(n, g + 1, segments) - first};
     };
     auto with_head = [&](int64_t part, int64_t worker, const Segment &segment, auto f) {
         Arena arena(plan.memory + worker * plan.head_bytes);
