@@ -63,7 +63,8 @@ public:
             while (collected.load(std::memory_order_acquire) <= before_that)
                 if (!collect()) std::this_thread::yield();
             // With its next step in view it can fetch what that needs; the last steps are left to whoever is free.
-            const int64_t after = taken.load(std::memory_order_relaxed) + workers < steps ? taken++ : -1;
+            int64_t after = taken.load(std::memory_order_relaxed) + workers < steps ? taken++ : -1;
+            if (after >= steps) after = -1;  // others were faster
             const int64_t slot = turns % 2;
             calls.compute(calls.context, {worker, before, step, after, slot});
             computed[step].store(1 + 2 * worker + slot, std::memory_order_release);

@@ -79,7 +79,7 @@ FULMEN_INLINE Vec exp(Vec x) {
     return select(x > highest, broadcast(__builtin_inff()), result);
 }
 
-// exp for x <= 0, in half the instructions: a softmax spends much of its time here. Below -87 it stays at e^-87.
+// exp for x <= 0, in half the instructions: a softmax spends much of its time here. Below -87 it is 0.
 FULMEN_INLINE Vec exp_of_negative(Vec x) {
     const Vec lowest = broadcast(-87.0f), rounder = broadcast(12582912.0f);  // as above
     const Vec bounded = select(x < lowest, lowest, x);
@@ -91,7 +91,8 @@ FULMEN_INLINE Vec exp_of_negative(Vec x) {
     p = p * r + 2.402264791e-1f;
     p = p * r + 6.931472028e-1f;
     p = p * r + 1.0f;
-    return (Vec)((IntVec)p + ((IntVec)shifted << 23));
+    const Vec power = (Vec)(((IntVec)shifted << 23) + 0x3f800000);
+    return select(x < lowest, Vec{}, p * power);
 }
 
 // ---- storage types ----

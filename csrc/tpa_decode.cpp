@@ -66,9 +66,9 @@ struct Partial {
             }
     }
 
-    // Divides by the sum of the weights; no tokens give zeros.
-    void normalise(int64_t value_rank) {
-        for (int64_t h = 0; h < heads; ++h) weight[h] = sum[h] == 0 ? 0.0f : 1.0f / (sum[h] * (float)value_rank);
+    // Divides by the sum of the weights. No tokens give zeros, and tokens that all score -inf NaN.
+    void normalise(int64_t value_rank, bool any_tokens) {
+        for (int64_t h = 0; h < heads; ++h) weight[h] = any_tokens ? 1.0f / (sum[h] * (float)value_rank) : 0.0f;
         for (int64_t p = 0; p * kPanel < columns; ++p)
             for (int64_t x = 0; x < heads * kPanel; x += kLanes) {
                 float *to = output.panel(p) + x;
@@ -343,7 +343,7 @@ struct Plan {
                              (double)(c.key_rank * c.query_rank * (c.key_features + c.heads) +
                                       c.value_rank * c.heads * c.value_features);
         slices = larger<int64_t>(1, (c.tokens + kSlice - 1) / kSlice);
-        threads = smaller(c.threads, 1 + (int64_t)smaller(1e6, flops / 2e6));  // waking one costs more than less work
+        threads = worthwhile_threads(c.threads, flops);
         split = c.split;
         if (split == FULMEN_SPLIT_AUTO)
             split = threads == 1                  ? FULMEN_SPLIT_BATCH
@@ -399,7 +399,7 @@ private:
     }
 
     void write(Partial &result, int64_t batch, int64_t head, int64_t heads) const {
-        result.normalise(call.value_rank);
+        result.normalise(call.value_rank, length_of(batch) > 0);
         unpack(result.output, 0, heads, call.value_features, ranks_of(call.output, batch, head));
     }
 

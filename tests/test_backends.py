@@ -1,10 +1,13 @@
 import shutil
+import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 
 import fulmen
-from fulmen.backends import Backend, choose
+from fulmen.backends import _BACKENDS, Backend, choose
+from fulmen.gpu.availability import why_gpus_are_too_old
 
 
 def test_every_backend_says_what_it_takes_or_why_it_is_unavailable():
@@ -49,3 +52,19 @@ def test_a_backend_refuses_with_a_reason():
 def test_an_unknown_backend():
     with pytest.raises(ValueError, match="backend must be one of 'auto'"):
         choose("fastest", "cpu", torch.float32)
+
+
+@pytest.mark.parametrize(("capability", "chosen"), [((7, 5), "torch"), ((8, 0), "triton"), ((12, 0), "triton")])
+def test_old_gpus_are_left_to_torch_with_a_warning(monkeypatch, capability, chosen):
+    triton = fulmen.backends()["triton"]
+    monkeypatch.setitem(_BACKENDS, "triton", replace(triton, available=True, reason="", devices=("cuda",)))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    why_gpus_are_too_old.cache_clear()
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            assert choose("auto", "cuda", torch.float16) == chosen
+        assert [str(w.message) for w in told if "compute capability 8.0" in str(w.message)] or chosen == "triton"
+    finally:
+        why_gpus_are_too_old.cache_clear()

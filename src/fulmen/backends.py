@@ -10,7 +10,7 @@ import torch
 
 from fulmen import core
 from fulmen.gpu.architectures import interpreted
-from fulmen.gpu.availability import why_triton_is_unavailable
+from fulmen.gpu.availability import why_gpus_are_too_old, why_triton_is_unavailable
 
 _HALF_AND_SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 _TRITON_UNAVAILABLE = why_triton_is_unavailable()
@@ -84,8 +84,9 @@ _BACKENDS = {
         ),
     )
 }
-# What backend="auto" tries, in this order.
+# What backend="auto" tries, in this order, and what it should find on a device.
 _PREFERENCE = ("native", "triton", "torch")
+_FASTEST = {"cpu": "native", "cuda": "triton"}
 
 
 def backends() -> dict[str, Backend]:
@@ -105,11 +106,20 @@ def _warn_once(message: str) -> None:
 def choose(backend: str, device: str, dtype: torch.dtype) -> str:
     """The backend that a call with tensors of ``dtype`` on ``device`` runs on."""
     if backend == "auto":
-        if device == "cpu" and core.why_unavailable and not torch.compiler.is_compiling():
-            _warn_once(f"the torch backend serves CPU tensors, several times slower: {core.why_unavailable}")
-        return next(name for name in _PREFERENCE if not _BACKENDS[name].refuses(device, dtype))
+        chosen = next(name for name in _PREFERENCE if not _refusal(name, device, dtype))
+        if chosen == "torch" and device in _FASTEST and dtype in _HALF_AND_SINGLE and not torch.compiler.is_compiling():
+            reason = _refusal(_FASTEST[device], device, dtype)
+            _warn_once(f"the torch backend serves {device} tensors, several times slower: {reason}")
+        return chosen
     if backend not in _BACKENDS:
         raise ValueError(f"backend must be one of 'auto', {', '.join(map(repr, _BACKENDS))}; got {backend!r}")
-    if refusal := _BACKENDS[backend].refuses(device, dtype):
+    if refusal := _refusal(backend, device, dtype):
         raise ValueError(f"backend {backend!r} cannot run this call: {refusal}")
     return backend
+
+
+def _refusal(name: str, device: str, dtype: torch.dtype) -> str:
+    refusal = _BACKENDS[name].refuses(device, dtype)
+    if name == "triton" and device == "cuda" and not refusal and not torch.compiler.is_compiling():
+        refusal = why_gpus_are_too_old()  # asked here and not at import: asking starts CUDA
+    return refusal

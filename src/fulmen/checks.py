@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from numbers import Real
 from typing import Any, TypeVar, cast
 
 import torch
@@ -106,7 +107,7 @@ def check_tensor(name: str, x: Tensor, like: Tensor) -> None:
 
 
 def check_scale(scale: float) -> None:
-    if isinstance(scale, bool) or not isinstance(scale, int | float):
+    if isinstance(scale, bool) or not isinstance(scale, Real):
         raise TypeError(f"scale must be a real number; got {scale!r}")
 
 

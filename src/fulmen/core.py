@@ -129,8 +129,12 @@ def tensor(x: Tensor | None) -> Words:
 
 
 def state(x: Tensor | None) -> Words:
-    """``[B, H, D, E]``, any strides."""
-    return ABSENT if x is None else (x.data_ptr(), *x.stride())
+    """``[B, H, D, E]``, any strides. Dimensions of one element, whose stride means nothing, count as dense."""
+    if x is None:
+        return ABSENT
+    if 1 not in x.shape:
+        return x.data_ptr(), *x.stride()
+    return x.data_ptr(), *(1 if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True))
 
 
 def _load() -> Core | str:

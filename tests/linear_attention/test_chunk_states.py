@@ -1,5 +1,7 @@
 """The states at the borders of chunks, and their gradients."""
 
+import sys
+
 import pytest
 import torch
 
@@ -94,3 +96,22 @@ def test_they_are_the_states_of_linear_attention(backend):
         part = {name: x if name == "initial_state" else x[:, :stop] for name, x in leaves.items()}
         state = fulmen.linear_attention(**part, return_state=True, backend=backend)[1]
         assert relative_error(states[:, :, chunk], state.double()) <= TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("chunk_size", [sys.maxsize, 2**70])
+def test_a_chunk_longer_than_all_tokens(backend, chunk_size):
+    case = Case(form="key", length=20)
+    assert_close(run(case, chunk_size=chunk_size, backend=backend), exact(case, 20))
+
+
+def test_export_with_any_number_of_tokens(backend):
+    class States(torch.nn.Module):
+        def forward(self, k):
+            return fulmen.chunk_states(k, k, chunk_size=32, backend=backend)
+
+    k = torch.randn(1, 100, 2, 3)
+    tokens = torch.export.Dim("tokens", max=4096)
+    exported = torch.export.export(States(), (k,), dynamic_shapes=({1: tokens},)).module()
+    for n in (20, 100, 300):
+        k = torch.randn(1, n, 2, 3)
+        assert torch.equal(exported(k), fulmen.chunk_states(k, k, chunk_size=32, backend=backend))

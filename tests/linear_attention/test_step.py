@@ -48,6 +48,18 @@ def test_a_transposed_state_is_updated_where_it_is(backend, form):
     assert cache[1, 2].isnan().all()
 
 
+@pytest.mark.parametrize(("key_dim", "value_dim"), [(1, 8), (8, 1), (1, 1)])
+def test_the_stride_of_a_single_row_or_column_is_free(backend, key_dim, value_dim):
+    case = Case(form="key+value", length=3, key_dim=key_dim, value_dim=value_dim)
+    memory = torch.full((2, 2, 2 * key_dim, 2 * value_dim), torch.nan)
+    state = memory[:, :, ::2, ::2]
+    state.copy_(tensors(case)["initial_state"])
+    for token in tokens_of(case):
+        fulmen.linear_attention_step(**token, state=state, backend=backend)
+    assert relative_error(state, exact(case)["state"]) <= TOLERANCE[torch.float32]
+    assert memory.isnan().sum() == memory.numel() - state.numel()
+
+
 @pytest.mark.parametrize("form", FORMS[1:])
 def test_a_decay_of_another_dtype(backend, form):
     case = Case(form=form, length=4)

@@ -1,5 +1,8 @@
 """Wrong input: the error names the argument, what it was and what it must be."""
 
+from fractions import Fraction
+
+import numpy as np
 import pytest
 import torch
 
@@ -65,6 +68,9 @@ ATTENTION = [
     ({"decay_v": torch.randn(B, N, H, D)}, ValueError, r"decay_v must have shape"),
     ({"scale": None}, TypeError, r"scale must be a real number; got None"),
     ({"scale": torch.tensor(1.0)}, TypeError, r"scale must be a real number"),
+    ({"scale": True}, TypeError, r"scale must be a real number; got True"),
+    ({"scale": np.bool_(True)}, TypeError, r"scale must be a real number"),
+    ({"scale": 1j}, TypeError, r"scale must be a real number"),
     (
         {"initial_state": torch.randn(B, H, E, D)},
         ValueError,
@@ -87,6 +93,16 @@ ATTENTION = [
 def test_linear_attention(changes, error, message):
     with pytest.raises(error, match=message):
         attention(**changes)
+
+
+@pytest.mark.parametrize("number", [np.float32, np.float16, np.float64, Fraction])
+def test_numbers_of_other_libraries(number):
+    q, k, v, state = torch.randn(B, N, H, D), torch.randn(B, N, H, D), torch.randn(B, N, H, E), torch.zeros(B, H, D, E)
+    assert torch.equal(attention(q=q, k=k, v=v, scale=number(0.5)), attention(q=q, k=k, v=v, scale=0.5))
+    token = {"q": q[:, 0], "k": k[:, 0], "v": v[:, 0]}
+    outputs = [step(**token, state=state.clone(), scale=scale) for scale in (number(0.5), 0.5)]
+    assert torch.equal(*outputs)
+    assert torch.equal(states(k=k, v=v, chunk_size=np.int64(4)), states(k=k, v=v, chunk_size=4))
 
 
 def test_an_unknown_option_is_a_type_error():
@@ -148,6 +164,8 @@ STATES = [
     ({"decay": torch.randn(2)}, ValueError, r"decay must have shape \[H\] = \[4\]"),
     ({"chunk_size": 0}, ValueError, r"chunk_size must be at least 1; got 0"),
     ({"chunk_size": 16.0}, TypeError, r"chunk_size must be an integer; got 16.0"),
+    ({"chunk_size": True}, TypeError, r"chunk_size must be an integer; got True"),
+    ({"chunk_size": np.float64(16)}, TypeError, r"chunk_size must be an integer"),
     ({"schedule": "scan"}, ValueError, r"schedule must be one of"),
     ({"initial_state": torch.randn(B, H, D)}, ValueError, r"initial_state must have shape"),
 ]

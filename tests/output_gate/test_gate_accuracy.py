@@ -58,6 +58,17 @@ def test_views(backend, cache, dtype):
     assert_close(differentiate(case, views, output), exact(case))
 
 
+def test_overlapping_rows(backend):
+    """Windows that slide over one row have strides of 1 along tokens and features alike."""
+    x = torch.randn(1, 1, 73, generator=torch.Generator().manual_seed(0))
+    g = x.unfold(2, 64, 1).transpose(1, 2)
+    made = tensors(Case(batch=1, queries=10, keys=20, heads=1, value_dim=64))
+    given = {"q": made["q"], "k": made["k"], "v": made["v"], "g": g}
+    output = fulmen.output_gated_attention(**given, backend=backend)
+    expected = fulmen.output_gated_attention(**{name: x.double() for name, x in given.items()}, backend="reference")
+    assert relative_error(output, expected) <= TOLERANCE[torch.float32]
+
+
 def test_expanded_gradient_and_gate(backend):
     """A sum's gradient is one number expanded to the output's shape, and so may a gate be."""
     case = Case()

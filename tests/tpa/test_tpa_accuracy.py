@@ -95,14 +95,39 @@ def test_views(backend, key_rank):
         assert relative_error(output, expected.double()) <= TOLERANCE[torch.float32]
 
 
-def test_nan_stays_in_its_head_and_sample(backend):
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FC00001, -1])
+def test_nan_stays_in_its_head_and_sample(backend, bits):
+    """Whatever the rest of the bits of a NaN are."""
     case = Case(heads=4)
     given = {name: x.clone() for name, x in factors(case).items()}
-    given["ak"][0, 5, 1] = torch.nan
+    given["ak"].view(torch.int32)[0, 5, 1] = bits
     given["av"][1, 6, 3] = torch.nan
     output = fulmen.tpa_decode(**given, backend=backend)
     wrong = output.isnan().any(-1)[:, 0]
     assert wrong.tolist() == [[False, True, False, False], [False, False, False, True]]
+
+
+def test_a_weight_that_vanishes_is_zero(backend):
+    """Scores 0 and -200, values 1 and 1e37."""
+    one = torch.ones(1, 1, 1, 1)
+    ak, av = torch.tensor([0.0, -200.0]).view(1, 2, 1), torch.tensor([1.0, 1e37]).view(1, 2, 1)
+    output = fulmen.tpa_decode(one, ak, av, one, torch.ones(1, 2, 1), torch.ones(1, 2, 1), scale=1.0, backend=backend)
+    assert output.item() == 1.0
+
+
+@pytest.mark.parametrize("tokens", [3, 600])
+def test_scores_of_minus_infinity(backend, tokens):
+    """Of some tokens they weigh nothing; of all, the softmax is NaN, unlike that of no tokens."""
+    one = torch.ones(3, 1, 1, 1)
+    ak = torch.full((3, tokens, 1), -torch.inf)
+    ak[0, 1] = 0.0
+    av, bk, bv = torch.arange(3.0 * tokens).view(3, tokens, 1), torch.ones(3, tokens, 1), torch.ones(3, tokens, 1)
+    lengths = torch.tensor([tokens, tokens, 0])
+    for split in SPLITS:
+        output = fulmen.tpa_decode(one, ak, av, one, bk, bv, seqlens=lengths, split=split, backend=backend).flatten()
+        assert output[0] == 1.0
+        assert output[1].isnan()
+        assert output[2] == 0.0
 
 
 def test_no_tokens_at_all(backend):

@@ -164,3 +164,25 @@ def test_the_cache_keeps_its_dtype_under_autocast(first):
         output = cache.decode(given["aq"], given["bq"])
     assert output.dtype == first
     assert torch.equal(output, fulmen.tpa_decode(**{name: x.to(first) for name, x in given.items()}))
+
+
+def test_a_failed_allocation_leaves_the_cache_as_it_was(monkeypatch):
+    case = Case(tokens=5)
+    given = factors(case)
+    cache = fulmen.TPACache(capacity=4)
+    cache.append(*tokens(case, 0, 4))
+    allocate, calls = torch.empty, []
+
+    def fail_at_the_second(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError
+        return allocate(*args, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "empty", fail_at_the_second)
+        with pytest.raises(torch.OutOfMemoryError):
+            cache.append(*tokens(case, 4, 5))
+    assert cache.capacity == 4
+    cache.append(*tokens(case, 4, 5))
+    assert torch.equal(cache.decode(given["aq"], given["bq"]), fulmen.tpa_decode(**given))

@@ -1,5 +1,6 @@
 """Wrong input: the error names the argument, what it was and what it must be."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -65,6 +66,14 @@ WRONG = [
 def test_wrong_input(changes, error, message):
     with pytest.raises(error, match=message):
         decode(**changes)
+
+
+def test_a_scale_of_another_library():
+    outputs = []
+    for scale in (np.float32(0.5), 0.5):
+        torch.manual_seed(0)
+        outputs.append(decode(scale=scale))
+    assert torch.equal(*outputs)
 
 
 @pytest.mark.skipif(core.core is None, reason=core.why_unavailable)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fulmen.arguments import input_file, output_file, output_folder
+from fulmen.checks import MAX_SIZE
 
 SUITES = ("state", "lasd", "la3", "tpa_decode", "flao")
 RESULTS = "benchmark_results.json"
@@ -39,8 +40,8 @@ def _add_bench(commands: Any) -> None:
         help="sizes and lengths: published (those of the reports), laptop (minutes), quick (all suites in less than 5 "
         "minutes on two cores; default)",
     )
-    for name in ("batch", "heads", "dim", "rank"):
-        bench.add_argument(f"--{name}", type=whole, metavar="N", help=f"{name}, instead of the preset's")
+    for name, kind in (("batch", whole), ("heads", whole), ("dim", channels), ("rank", channels)):
+        bench.add_argument(f"--{name}", type=kind, metavar="N", help=f"{name}, instead of the preset's")
     bench.add_argument("--lengths", type=length_list, metavar="N,N,...", help="lengths, instead of the preset's")
     bench.add_argument("--columns", type=name_list, metavar="NAME,NAME,...", help="only these columns")
     bench.add_argument(
@@ -158,6 +159,14 @@ def whole(text: str) -> int:
         raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}") from None
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
+
+
+def channels(text: str) -> int:
+    """A whole number that the operators take as the size of a last dimension."""
+    number = whole(text)
+    if number > MAX_SIZE:
+        raise argparse.ArgumentTypeError(f"must be at most {MAX_SIZE}, got {number}")
     return number
 
 

@@ -48,6 +48,7 @@ ARCHITECTURES = {
 DECAYS = ("none", "constant", "learnable", "token", "key", "key+value")
 # Compute capabilities without an entry of their own, by what they share with one: mostly the shared memory.
 _SAME_AS = {86: "sm_120", 87: "sm_80", 89: "sm_120", 103: "sm_100", 121: "sm_120"}
+OLDEST_GPU = (8, 0)  # compute capability
 
 _pretended: Architecture | None = None
 
@@ -82,11 +83,20 @@ def _architecture_of(device: torch.device) -> Architecture:
         name = properties.gcnArchName.partition(":")[0]
         found = ARCHITECTURES.get(name, ARCHITECTURES["gfx942"])
     else:
+        if reason := why_too_old((properties.major, properties.minor)):
+            raise RuntimeError(f"{reason}: use backend='torch'")
         capability = 10 * properties.major + properties.minor
         known = [a for a in ARCHITECTURES.values() if isinstance(a.target, int) and a.target <= capability]
-        nearest = known[-1] if known else ARCHITECTURES["sm_120"]
-        found = ARCHITECTURES[_SAME_AS.get(capability, nearest.name)]
+        found = ARCHITECTURES[_SAME_AS.get(capability, known[-1].name)]
     return replace(found, multiprocessors=properties.multi_processor_count)
+
+
+def why_too_old(capability: tuple[int, int]) -> str:
+    """Why the kernels do not run on an NVIDIA GPU, in one sentence; empty if they do."""
+    if capability >= OLDEST_GPU:
+        return ""
+    needed, found = (".".join(map(str, version)) for version in (OLDEST_GPU, capability))
+    return f"the Triton kernels need compute capability {needed} (bfloat16 tensor cores), and this GPU has {found}"
 
 
 def interpreted() -> bool:

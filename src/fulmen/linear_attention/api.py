@@ -17,6 +17,9 @@ _attention = torch.ops.fulmen.linear_attention.default
 _step = torch.ops.fulmen.linear_attention_step.default
 _states = torch.ops.fulmen.chunk_states.default
 
+# Longer than any N, and such that N + chunk_size fits 64 bits. (N itself as the limit would fix it in torch.export.)
+_LONGEST_CHUNK = 1 << 62
+
 
 @overload
 def linear_attention(
@@ -101,7 +104,7 @@ def linear_attention(
     check_attention(q, k, v, decay, decay_v, scale, initial_state, return_state, cu_seqlens, schedule)
     backend = choose(backend, q.device.type, q.dtype)
     output, state = _attention(
-        q, k, v, decay, decay_v, scale, initial_state, cu_seqlens, schedule, return_state, backend
+        q, k, v, decay, decay_v, float(scale), initial_state, cu_seqlens, schedule, return_state, backend
     )
     return (output, state) if return_state else output
 
@@ -137,7 +140,7 @@ def linear_attention_step(
     q, k, v = autocast(q, k, v)
     check_step(q, k, v, state, decay, decay_v, scale)
     backend = choose(backend, q.device.type, q.dtype)
-    return _step(q, k, v, state, decay, decay_v, scale, backend)
+    return _step(q, k, v, state, decay, decay_v, float(scale), backend)
 
 
 def chunk_states(
@@ -169,4 +172,4 @@ def chunk_states(
     k, v = autocast(k, v)
     check_states(k, v, decay, decay_v, initial_state, chunk_size, schedule)
     backend = choose(backend, k.device.type, k.dtype)
-    return _states(k, v, decay, decay_v, initial_state, chunk_size, schedule, backend)
+    return _states(k, v, decay, decay_v, initial_state, min(int(chunk_size), _LONGEST_CHUNK), schedule, backend)

@@ -7,6 +7,8 @@ backends that need the values anyway.
 
 from __future__ import annotations
 
+from numbers import Integral
+
 import torch
 from torch import Tensor
 
@@ -61,7 +63,7 @@ def check_states(
             counts[name] = x.shape[0 if x.ndim == 1 else 2]
     heads = shared_heads(**counts)
     check_token_decays(decay, decay_v, k, v, heads)
-    if not isinstance(chunk_size, int) or isinstance(chunk_size, bool):
+    if isinstance(chunk_size, bool) or not isinstance(chunk_size, Integral):
         raise TypeError(f"chunk_size must be an integer; got {chunk_size!r}")
     if chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1; got {chunk_size}")

@@ -32,9 +32,8 @@ def _implementation(backend: str) -> ModuleType:
 
 def _result_like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Uninitialised, in the order of strides that ``x`` has, and dense along the last dimension."""
-    if x.stride(-1) == 1:
-        return torch.empty_like(x, dtype=dtype)
-    return x.new_empty(x.shape, dtype=dtype)
+    result = torch.empty_like(x, dtype=dtype)  # of overlapping views, in any order
+    return result if result.stride(-1) == 1 else x.new_empty(x.shape, dtype=dtype)
 
 
 def _results(p: Gated, keep_kv: bool, keep_qkv: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -59,4 +59,5 @@ def tpa_decode(
     aq, ak, av, bq, bk, bv = autocast(aq, ak, av, bq, bk, bv)
     check_decode(aq, ak, av, bq, bk, bv, scale, seqlens, split)
     backend = choose(backend, aq.device.type, aq.dtype)
+    scale = None if scale is None else float(scale)
     return torch.ops.fulmen.tpa_decode.default(aq, ak, av, bq, bk, bv, scale, seqlens, split, backend)

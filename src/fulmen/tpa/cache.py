@@ -142,11 +142,14 @@ class TPACache:
     def _reserve(self, like: dict[str, Tensor], tokens: int) -> None:
         """Room for ``tokens``."""
         if tokens > self._capacity or not self._factors:
-            while self._capacity < tokens:
-                self._capacity *= 2
-            for name, x in like.items():
-                with torch.inference_mode(False):  # memory that can be written to in any mode
-                    grown = torch.empty(x.shape[0], self._capacity, *x.shape[2:], dtype=x.dtype, device=x.device)
-                if name in self._factors:
-                    grown[:, : self._tokens] = self._factors[name][:, : self._tokens]
-                self._factors[name] = grown
+            capacity = self._capacity
+            while capacity < tokens:
+                capacity *= 2
+            with torch.inference_mode(False):  # memory that can be written to in any mode
+                grown = {
+                    name: torch.empty(x.shape[0], capacity, *x.shape[2:], dtype=x.dtype, device=x.device)
+                    for name, x in like.items()
+                }
+            for name, x in self._factors.items():
+                grown[name][:, : self._tokens] = x[:, : self._tokens]
+            self._factors, self._capacity = grown, capacity

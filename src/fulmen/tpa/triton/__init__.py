@@ -43,8 +43,9 @@ def launch(p: Decode, output: Tensor) -> None:
     maxima, sums = (output.new_empty(batch, slices, heads, dtype=torch.float32) for _ in range(2))
     launch_decode(p, partial, maxima, sums, tokens, tile, architecture)
     merge[(batch * heads,)](
-        operand(partial), maxima, sums, operand(output), slices, heads, p.av.shape[3], E=padded(value_size), num_warps=1
-    )
+        operand(partial), maxima, sums, operand(output), _lengths(p), p.tokens, slices, heads, p.av.shape[3],
+        E=padded(value_size), num_warps=1,
+    )  # fmt: skip
 
 
 def slice_tokens(p: Decode, architecture: Architecture, tile: Tile) -> int:
@@ -69,13 +70,17 @@ def launch_decode(
     rank, key_rank, value_rank = p.ranks
     factors = (operand(x) for x in p[:6])
     decode[(batch * slices * triton.cdiv(heads, tile.width),)](
-        *factors, operand(output), maxima, sums, None if p.seqlens is None else p.seqlens.contiguous(),
+        *factors, operand(output), maxima, sums, _lengths(p),
         p.tokens, slices, tokens, heads, rank, key_rank, value_rank, p.scale / (rank * key_rank),
         H=tile.width, R=min(padded(rank), MOST_RANKS),
         D=padded(p.bk.shape[3]), E=padded(value_size), C=tile.chunk, FORMS_Q=rank > MOST_RANKS,
         SINGLE=architecture.single if p.aq.dtype == torch.float32 else None,
         **launch_options(tile),
     )  # fmt: skip
+
+
+def _lengths(p: Decode) -> Tensor | None:
+    return None if p.seqlens is None else p.seqlens.contiguous()
 
 
 def operand(x: Tensor) -> Tokens:

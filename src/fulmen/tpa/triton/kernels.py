@@ -34,9 +34,9 @@ def decode(
     lanes, keys, values, rows = tl.arange(0, H), tl.arange(0, D), tl.arange(0, E), tl.arange(0, C)
     ranks = tl.arange(0, R)
     of_head = first_head + lanes
-    length = (batch * 0 + tokens) if seqlens is None else tl.load(seqlens + batch).to(tl.int64)
+    length = length_of(seqlens, batch, tokens)
     first = part.to(tl.int64) * slice_tokens
-    last = tl.minimum(tl.minimum(length, tokens), first + slice_tokens)
+    last = tl.minimum(length, first + slice_tokens)
     SCORES: tl.constexpr = THREE_TERMS if SINGLE is None else SINGLE
     VALUES: tl.constexpr = TWO_TERMS if SINGLE is None else SINGLE
 
@@ -79,7 +79,7 @@ def decode(
         maximum = larger
 
     if maxima is None:
-        result /= tl.where(total == 0.0, 1.0, total * value_rank)[:, None]
+        result /= tl.where(length > 0, total * value_rank, 1.0)[:, None]
     else:
         place = (batch * slices + part) * heads + of_head
         tl.store(maxima + place, maximum, mask=of_head < heads)
@@ -90,11 +90,12 @@ def decode(
 
 
 @triton.jit
-def merge(partial, maxima, sums, output, slices, heads, value_rank, E: tl.constexpr):
+def merge(partial, maxima, sums, output, seqlens, tokens, slices, heads, value_rank, E: tl.constexpr):
     """The slices of one sample and head, in order."""
     program = tl.program_id(0)
     head, sample = program % heads, program // heads
     batch = sample.to(tl.int64)
+    length = length_of(seqlens, batch, tokens)
     values = tl.arange(0, E)
     inside = values < output.size
     maximum = tl.full([1], -INFINITY, tl.float32)
@@ -110,9 +111,16 @@ def merge(partial, maxima, sums, output, slices, heads, value_rank, E: tl.conste
         row = tl.load(row_of(partial, batch, part, head) + values, mask=inside, other=0.0)
         result = result * kept + row * added
         maximum = larger
-    result /= tl.where(total == 0.0, 1.0, total * value_rank)
+    result /= tl.where(length > 0, total * value_rank, 1.0)
     into = row_of(output, batch, program * 0, head) + values
     tl.store(into, result.to(output.pointer.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def length_of(seqlens, batch, tokens):
+    """Tokens of a sample, of which there are not more than ``tokens`` whatever seqlens says."""
+    length = batch * 0 + tokens
+    return length if seqlens is None else tl.minimum(tl.load(seqlens + batch).to(tl.int64), length)
 
 
 @triton.jit
