@@ -19,8 +19,8 @@ Crossing would need both states at once. But held = S ⊙ dS, so summed, at the 
 the one chunk adds: held_before = crossing + given, held_after = crossing + taken. Σ m_i ⊙ r_i over the chunk, with what
 came from the state, is given in the forward walk, which stores it, and taken in the backward walk, which starts from
 held at the end of its segment. That subtracts, but in float32 and only what belongs to one border: where a chunk
-leaves less of the state than float32 resolves beside what it adds, crossing is 0 and the walk starts anew, and elsewhere
-the error is that of a few float32 sums.
+leaves less of the state than float32 resolves beside what it adds, crossing is 0 and the walk starts anew, and
+elsewhere the error is that of a few float32 sums.
 """
 
 from __future__ import annotations
