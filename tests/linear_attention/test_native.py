@@ -82,7 +82,7 @@ def test_segments_give_the_same_bits_every_time():
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.usefixtures("poisoned_workspace")
 def test_shared_heads_on_any_number_of_threads(form):
-    """Groups of heads on one thread each (2 and 6 heads) and on several (12 heads, or too few groups); the same bits."""
+    """Groups of heads on one thread each (2 and 6 heads) and on several (12, or too few groups); the same bits."""
     before = torch.get_num_threads()
     try:
         for heads in ((12, 6, 6), (4, 6, 12), (12, 1, 1), (1, 1, 12)):
