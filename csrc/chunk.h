@@ -123,6 +123,12 @@ FULMEN_INLINE Sequence sequence(const fulmen_problem &p, int64_t s) {
     return {s, 0, p.tokens, s};
 }
 
+FULMEN_INLINE int64_t longest_sequence(const fulmen_problem &p) {
+    int64_t longest = 0;
+    for (int64_t s = 0; s < sequences_of(p); ++s) longest = larger(longest, sequence(p, s).tokens);
+    return longest;
+}
+
 // The inputs of one head of one sequence, with value features from `column` on.
 struct Head {
     Rows q, k, v, decay, decay_v;

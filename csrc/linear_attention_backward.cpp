@@ -11,37 +11,41 @@ namespace {
 // States kept by the first walk, for the decay gradient's restarts: at most this many of each head, evenly spaced.
 constexpr int64_t kMostKept = 32, kMostKeptWhenShared = 8, kLeastSpacing = 8;
 
+bool shares_heads(const fulmen_problem &p) {
+    return p.query_heads < p.heads || p.key_heads < p.heads || p.value_heads < p.heads;
+}
+
 int64_t chunks_of(int64_t tokens) { return (tokens + kChunk - 1) / kChunk; }
 
 // Tokens of a sequence, and the state and gradient of a state that enter them from the left and from the right.
 struct Segment {
-    int64_t first = 0, tokens;
+    int64_t index, first, tokens;
     const Summary *state = nullptr, *grad_state = nullptr;  // null: the call's own
 };
 
 // One head's way through both walks. All it needs stands in one piece of workspace, since heads that share inputs
-// take turns stretch by stretch.
+// take turns stretch by stretch. `longest` is the most tokens that it will have.
 class HeadBackward {
 public:
-    HeadBackward(Arena &arena, const fulmen_attention_backward_call &call, bool shares)
+    HeadBackward(Arena &arena, const fulmen_attention_backward_call &call, int64_t longest)
         : p(call.problem),
           wants_decays(call.ddecay.data || call.ddecay_v.data),
           wants_first_walk(call.dq.data || wants_decays),
           worker(arena, call.problem, call.ddecay.data, call.ddecay_v.data) {
-        const int64_t chunks = chunks_of(p.tokens), most = shares ? kMostKeptWhenShared : kMostKept;
-        spacing = larger(kLeastSpacing, (chunks + most - 1) / most);
-        if (wants_decays)
-            kept = arena.floats((chunks + spacing - 1) / spacing * panels_size(p.key_features, p.value_features));
-        if (call.ddecay.data && p.decay_form == FULMEN_DECAY_HEAD) per_token = arena.floats(p.tokens);
+        most_kept = shares_heads(p) ? kMostKeptWhenShared : kMostKept;
+        const int64_t states = smaller(most_kept, (chunks_of(longest) + kLeastSpacing - 1) / kLeastSpacing);
+        if (wants_decays) kept = arena.floats(states * panels_size(p.key_features, p.value_features));
+        if (call.ddecay.data && p.decay_form == FULMEN_DECAY_HEAD) per_token = arena.floats(longest);
     }
 
     void start(const fulmen_attention_backward_call &call, int64_t index) {
-        start(call, index, {0, sequence(p, index / p.heads).tokens});
+        start(call, index, {0, 0, sequence(p, index / p.heads).tokens});
     }
     void start(const fulmen_attention_backward_call &call, int64_t index, const Segment &segment) {
         s = sequence(p, index / p.heads);
         s.first += segment.first;
         s.tokens = segment.tokens;
+        spacing = larger(kLeastSpacing, (chunks_of(s.tokens) + most_kept - 1) / most_kept);
         entering = segment.state;
         entering_gradient = segment.grad_state;
         const int64_t h = index % p.heads;
@@ -56,7 +60,8 @@ public:
         out.decay_v = rows_of(call.ddecay_v, s.batch, h).from(s.first, 0);
         initial = matrix_of(p.initial_state, s.state, h);
         grad_final = matrix_of(call.grad_state, s.state, h);
-        if (segment.first == 0) dinitial = matrix_of(call.dinitial, s.state, h);
+        // Not by its first token: behind an empty segment, the next one starts at the same.
+        if (segment.index == 0) dinitial = matrix_of(call.dinitial, s.state, h);
         const bool starts_empty = !p.initial_state.data && segment.first == 0;
         worker.key_gradient.start(out.decay, starts_empty);
         worker.value_gradient.start(out.decay_v, starts_empty);
@@ -137,77 +142,75 @@ private:
     const fulmen_problem &p;
     bool wants_decays, wants_first_walk;
     BackwardWorker worker;
-    int64_t spacing;
+    int64_t most_kept, spacing = 0;
     float *kept = nullptr, *per_token = nullptr;
     Sequence s = {};
     const Summary *entering = nullptr, *entering_gradient = nullptr;
     Matrix initial = {}, grad_final = {}, dinitial = {};
 };
 
-// Tokens that heads walk before the gradients of shared heads are summed.
-constexpr int64_t kStretch = 256;
-
 struct Plan {
-    int64_t threads, heads, segments, head_bytes;
-    bool shares;
+    int64_t longest, threads, heads, segments, head_bytes, group;
     SharedGradient dq, dk, dv;
-    Plan(const fulmen_attention_backward_call &call) {
+    Plan(const fulmen_attention_backward_call &call)
+        : longest(longest_sequence(call.problem)),
+          threads(useful_threads(call.problem, 10.0 * (double)call.problem.key_features * (double)call.problem.value_features)),
+          heads(sequences_of(call.problem) * call.problem.heads),
+          dq{&call.dq, call.problem.query_heads, call.problem.key_features},
+          dk{&call.dk, call.problem.key_heads, call.problem.key_features},
+          dv{&call.dv, call.problem.value_heads, call.problem.value_features} {
         const fulmen_problem &p = call.problem;
-        threads = useful_threads(p, 10.0 * (double)p.key_features * (double)p.value_features);
-        heads = sequences_of(p) * p.heads;
-        dq = {&call.dq, p.query_heads, p.key_features, kStretch};
-        dk = {&call.dk, p.key_heads, p.key_features, kStretch};
-        dv = {&call.dv, p.value_heads, p.value_features, kStretch};
-        shares = dq.shared(p) || dk.shared(p) || dv.shared(p);
-        segments = shares ? 1 : segments_for(p, heads, threads);
+        group = group_of(p, {&dq, &dk, &dv});
+        segments = group > 1 ? 1 : segments_for(p, heads, threads);
         threads = larger<int64_t>(1, smaller(threads, larger<int64_t>(2, segments) * heads));
         Arena counting(nullptr);
-        HeadBackward(counting, call, shares);
+        HeadBackward(counting, call, longest);
+        for (SharedGradient *x : {&dq, &dk, &dv}) x->reserve(counting, p, smaller(kStretch, longest));
         head_bytes = counting.bytes();
     }
+    Teams teams(const fulmen_problem &p) const { return Teams(p, threads, group); }
     double *sums;  // the decay gradient of each head and segment, over its tokens
     char *summaries;  // of the state and of its gradient, for each head and segment
-    char *memory;  // of each worker, or of each head when heads share
+    char *memory;  // of each head that is walked at a time
     void reserve(Arena &arena, const fulmen_problem &p) {
         sums = (double *)arena.floats(2 * heads * segments);
         if (segments > 1) summaries = (char *)arena.floats(2 * heads * segments * Summary::bytes(p, p.value_features) / 4);
-        memory = (char *)arena.floats((shares ? heads : threads) * head_bytes / 4);
-        for (SharedGradient *x : {&dq, &dk, &dv}) x->reserve(arena, p);
+        memory = (char *)arena.floats(teams(p).count * teams(p).heads * head_bytes / 4);
     }
 };
 
-// Heads that share inputs walk side by side, a stretch of tokens at a time, so that their gradients can be summed.
-void walk_together(const fulmen_attention_backward_call &call, const Plan &plan) {
+// Heads that share inputs.
+void walk_together(const fulmen_attention_backward_call &call, const Plan &plan, const Team &team) {
     const fulmen_problem &p = call.problem;
-    int64_t longest = 0;
-    for (int64_t s = 0; s < sequences_of(p); ++s) longest = larger(longest, sequence(p, s).tokens);
-    const int64_t stretches = larger<int64_t>(1, (longest + kStretch - 1) / kStretch);
-    auto for_each_head = [&](int64_t first, auto walk) {
-        parallel_for(plan.threads, plan.heads, [&](int64_t index, int64_t) {
-            Arena arena(plan.memory + index * plan.head_bytes);
-            HeadBackward head(arena, call, plan.shares);
+    int64_t tokens = 1;  // a sequence without any has a state to pass on
+    for (int64_t head = team.first; head < team.first + team.heads; ++head)
+        tokens = larger(tokens, sequence(p, head / p.heads).tokens);
+    auto walk = [&](int64_t first, auto f) {
+        team.for_each_head([&](int64_t index) {
+            Arena arena(team.memory_of(index));
+            HeadBackward head(arena, call, plan.longest);
             head.start(call, index);
             HeadGradients &out = head.out();
-            out.q = plan.dq.own(p, out.q, index, first);
-            out.k = plan.dk.own(p, out.k, index, first);
-            out.v = plan.dv.own(p, out.v, index, first);
-            walk(head, index);
+            out.q = plan.dq.own(p, team, index, first, out.q);
+            out.k = plan.dk.own(p, team, index, first, out.k);
+            out.v = plan.dv.own(p, team, index, first, out.v);
+            f(head, index);
         });
     };
-    for (int64_t n = 0; n < stretches; ++n) {
-        const int64_t first = n * kStretch;
-        for_each_head(first, [&](HeadBackward &head, int64_t) { head.walk_right(first, first + kStretch); });
-        plan.dq.sum(p, plan.threads, first);
+    for (int64_t first = 0; first < tokens; first += kStretch) {
+        const int64_t last = first + kStretch;
+        walk(first, [&](HeadBackward &head, int64_t) { head.walk_right(first, last); });
+        plan.dq.sum(p, team, first, last);
     }
-    for (int64_t index = 0; index < plan.heads; ++index) plan.sums[index] = 0;
-    for (int64_t n = stretches - 1; n >= 0; --n) {
-        const int64_t first = n * kStretch;
-        for_each_head(first, [&](HeadBackward &head, int64_t index) {
-            head.walk_left(first, first + kStretch);
+    for (int64_t index = team.first; index < team.first + team.heads; ++index) plan.sums[index] = 0;
+    for (int64_t first = (tokens - 1) / kStretch * kStretch; first >= 0; first -= kStretch) {
+        const int64_t last = first + kStretch;
+        walk(first, [&](HeadBackward &head, int64_t index) {
+            head.walk_left(first, last);
             plan.sums[index] += head.decay_sum();
         });
-        plan.dk.sum(p, plan.threads, first);
-        plan.dv.sum(p, plan.threads, first);
+        plan.dk.sum(p, team, first, last);
+        plan.dv.sum(p, team, first, last);
     }
 }
 
@@ -219,7 +222,7 @@ void walk_alone(const fulmen_attention_backward_call &call, const Plan &plan) {
     parallel_for(plan.threads, split ? 2 * plan.heads : plan.heads, [&](int64_t task, int64_t worker) {
         const int64_t index = split ? task / 2 : task;
         Arena arena(plan.memory + worker * plan.head_bytes);
-        HeadBackward head(arena, call, plan.shares);
+        HeadBackward head(arena, call, plan.longest);
         head.start(call, index);
         if (!split || task % 2 == 1) head.walk_right(0, head.tokens());
         if (!split || task % 2 == 0) head.walk_left(0, head.tokens());
@@ -238,11 +241,11 @@ void walk_segments(const fulmen_attention_backward_call &call, const Plan &plan)
     auto segment_of = [&](int64_t part) {
         const int64_t n = sequence(p, part / segments / p.heads).tokens, g = part % segments;
         const int64_t first = segment_start(n, g, segments);
-        return Segment{first, segment_start(n, g + 1, segments) - first};
+        return Segment{g, first, segment_start(n, g + 1, segments) - first};
     };
     auto with_head = [&](int64_t part, int64_t worker, const Segment &segment, auto f) {
         Arena arena(plan.memory + worker * plan.head_bytes);
-        HeadBackward head(arena, call, plan.shares);
+        HeadBackward head(arena, call, plan.longest);
         head.start(call, part / segments, segment);
         f(head);
     };
@@ -296,8 +299,9 @@ int64_t attention_backward(const fulmen_attention_backward_call &call) {
     Plan plan(call);
     Arena arena(p.workspace);
     plan.reserve(arena, p);
-    if (plan.shares)
-        walk_together(call, plan);
+    if (plan.group > 1)
+        plan.teams(p).for_each(plan.heads, plan.memory, plan.head_bytes,
+                               [&](const Team &team) { walk_together(call, plan, team); });
     else if (plan.segments > 1)
         walk_segments(call, plan);
     else

@@ -36,19 +36,16 @@ public:
 
     void load_final_gradient() { load_state(grad_state(chunks), p.key_features, p.value_features, worker.state); }
 
-    void walk_left(int64_t chunk) {
-        const int64_t first = chunk * call.chunk_size, last = smaller(p.tokens, first + call.chunk_size);
-        if (worker.key_gradient.wanted() || worker.value_gradient.wanted()) {
-            load_state(state(chunk + 1), p.key_features, p.value_features, boundary);
-            if (worker.key_gradient.wanted()) worker.key_gradient.restart(boundary, worker.state, p.key_features, p.value_features, Along::Keys);
-            if (worker.value_gradient.wanted()) worker.value_gradient.restart(boundary, worker.state, p.key_features, p.value_features, Along::Values);
+    // Tokens from `last` down to `first`, both of which are borders of stretches.
+    void walk_left(int64_t first, int64_t last) {
+        while (last > first) {
+            const int64_t chunk = (last - 1) / call.chunk_size, start = chunk * call.chunk_size;
+            const int64_t t = start + (last - 1 - start) / kChunk * kChunk;
+            if (last == smaller(p.tokens, start + call.chunk_size)) restart(state(chunk + 1));
+            worker.walk_left(t, last - t);
+            if (t == start) add_gradient(grad_state(chunk));
+            last = t;
         }
-        for (int64_t t = first + (last - first - 1) / kChunk * kChunk; t >= first; t -= kChunk)
-            worker.walk_left(t, smaller<int64_t>(kChunk, last - t));
-        load_state(grad_state(chunk), p.key_features, p.value_features, boundary);
-        for (int64_t x = 0; x < worker.value.blocks(); ++x)
-            for (int64_t y = 0; y < worker.key.blocks() * kBlock; y += kLanes)
-                store(worker.state.panel(x) + y, load(worker.state.panel(x) + y) + load(boundary.panel(x) + y));
     }
 
     void store_initial_gradient() {
@@ -60,6 +57,19 @@ public:
     double decay_sum() const { return worker.key_gradient.sum(); }
 
 private:
+    void restart(Matrix at) {
+        const bool keys = worker.key_gradient.wanted(), values = worker.value_gradient.wanted();
+        if (!keys && !values) return;
+        load_state(at, p.key_features, p.value_features, boundary);
+        if (keys) worker.key_gradient.restart(boundary, worker.state, p.key_features, p.value_features, Along::Keys);
+        if (values) worker.value_gradient.restart(boundary, worker.state, p.key_features, p.value_features, Along::Values);
+    }
+    void add_gradient(Matrix gradient) {
+        load_state(gradient, p.key_features, p.value_features, boundary);
+        for (int64_t x = 0; x < worker.value.blocks(); ++x)
+            for (int64_t y = 0; y < worker.key.blocks() * kBlock; y += kLanes)
+                store(worker.state.panel(x) + y, load(worker.state.panel(x) + y) + load(boundary.panel(x) + y));
+    }
     Matrix state(int64_t c) const {
         return {(float *)call.states + batch * call.stride_batch + h * call.stride_head + c * call.stride_chunk,
                 p.value_features, 1};
@@ -80,70 +90,62 @@ private:
 };
 
 struct Plan {
-    int64_t threads, heads, chunks, head_bytes;
-    bool shares;
+    int64_t threads, heads, head_bytes, group;
     SharedGradient dk, dv;
     double *sums;  // the decay gradient of each head, over its tokens
-    char *memory;  // of each worker, or of each head when heads share
+    char *memory;  // of each head that is walked at a time
 
-    Plan(const fulmen_states_backward_call &call) {
+    Plan(const fulmen_states_backward_call &call)
+        : threads(useful_threads(call.problem, 6.0 * (double)call.problem.key_features * (double)call.problem.value_features)),
+          heads(call.problem.batch * call.problem.heads),
+          dk{&call.dk, call.problem.key_heads, call.problem.key_features},
+          dv{&call.dv, call.problem.value_heads, call.problem.value_features} {
         const fulmen_problem &p = call.problem;
-        threads = useful_threads(p, 6.0 * (double)p.key_features * (double)p.value_features);
-        heads = p.batch * p.heads;
+        group = group_of(p, {&dk, &dv});
         threads = larger<int64_t>(1, smaller(threads, heads));
-        chunks = (p.tokens + call.chunk_size - 1) / call.chunk_size;
-        const int64_t stretch = smaller(call.chunk_size, p.tokens);
-        dk = {&call.dk, p.key_heads, p.key_features, stretch};
-        dv = {&call.dv, p.value_heads, p.value_features, stretch};
-        shares = dk.shared(p) || dv.shared(p);
         Arena counting(nullptr);
         HeadStatesBackward(counting, call);
+        for (SharedGradient *x : {&dk, &dv}) x->reserve(counting, p, smaller(kStretch, p.tokens));
         head_bytes = counting.bytes();
     }
+    Teams teams(const fulmen_problem &p) const { return Teams(p, threads, group); }
     void reserve(Arena &arena, const fulmen_problem &p) {
         sums = (double *)arena.floats(2 * heads);
-        memory = (char *)arena.floats((shares ? heads : threads) * head_bytes / 4);
-        for (SharedGradient *x : {&dk, &dv}) x->reserve(arena, p);
+        memory = (char *)arena.floats(teams(p).count * teams(p).heads * head_bytes / 4);
     }
 };
 
-void walk_alone(const fulmen_states_backward_call &call, const Plan &plan) {
-    parallel_for(plan.threads, plan.heads, [&](int64_t index, int64_t worker) {
-        Arena arena(plan.memory + worker * plan.head_bytes);
-        HeadStatesBackward head(arena, call);
-        head.start(index);
-        head.load_final_gradient();
-        for (int64_t c = plan.chunks - 1; c >= 0; --c) head.walk_left(c);
-        head.store_initial_gradient();
-        plan.sums[index] = head.decay_sum();
-    });
+// Where the stretch that ends at token `last` begins: whole chunks of the caller's, or part of one.
+int64_t stretch_start(int64_t last, int64_t chunk_size) {
+    if (chunk_size <= kStretch) return (last - 1) / (kStretch / chunk_size * chunk_size) * (kStretch / chunk_size * chunk_size);
+    const int64_t chunk_start = (last - 1) / chunk_size * chunk_size;
+    return chunk_start + (last - 1 - chunk_start) / kStretch * kStretch;
 }
 
-// Heads that share inputs walk side by side, chunk by chunk, so that their gradients can be summed.
-void walk_together(const fulmen_states_backward_call &call, const Plan &plan) {
+void walk(const fulmen_states_backward_call &call, const Plan &plan, const Team &team) {
     const fulmen_problem &p = call.problem;
-    auto for_each_head = [&](auto walk) {
-        parallel_for(plan.threads, plan.heads, [&](int64_t index, int64_t) {
-            Arena arena(plan.memory + index * plan.head_bytes);
+    auto for_each_head = [&](auto f) {
+        team.for_each_head([&](int64_t index) {
+            Arena arena(team.memory_of(index));
             HeadStatesBackward head(arena, call);
             head.start(index);
-            walk(head, index);
+            f(head, index);
         });
     };
     for_each_head([&](HeadStatesBackward &head, int64_t index) {
         plan.sums[index] = 0;
         head.load_final_gradient();
     });
-    for (int64_t c = plan.chunks - 1; c >= 0; --c) {
-        const int64_t first = c * call.chunk_size;
+    for (int64_t first, last = p.tokens; last > 0; last = first) {
+        first = plan.group > 1 ? stretch_start(last, call.chunk_size) : 0;
         for_each_head([&](HeadStatesBackward &head, int64_t index) {
-            head.out().k = plan.dk.own(p, head.out().k, index, first);
-            head.out().v = plan.dv.own(p, head.out().v, index, first);
-            head.walk_left(c);
+            head.out().k = plan.dk.own(p, team, index, first, head.out().k);
+            head.out().v = plan.dv.own(p, team, index, first, head.out().v);
+            head.walk_left(first, last);
             plan.sums[index] += head.decay_sum();
         });
-        plan.dk.sum(p, plan.threads, first);
-        plan.dv.sum(p, plan.threads, first);
+        plan.dk.sum(p, team, first, last);
+        plan.dv.sum(p, team, first, last);
     }
     for_each_head([&](HeadStatesBackward &head, int64_t) { head.store_initial_gradient(); });
 }
@@ -160,7 +162,8 @@ int64_t states_backward(const fulmen_states_backward_call &call) {
     Plan plan(call);
     Arena arena(call.problem.workspace);
     plan.reserve(arena, call.problem);
-    plan.shares ? walk_together(call, plan) : walk_alone(call, plan);
+    plan.teams(call.problem).for_each(plan.heads, plan.memory, plan.head_bytes,
+                                      [&](const Team &team) { walk(call, plan, team); });
     sum_over_sequences(call.problem, plan.sums, call.ddecay);
     return FULMEN_OK;
 }

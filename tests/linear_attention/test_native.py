@@ -65,6 +65,39 @@ def test_segments_of_packed_sequences(form):
         torch.set_num_threads(before)
 
 
+def test_segments_give_the_same_bits_every_time():
+    """All but the last segment of the short sequence are empty, and start where that one starts."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(8)
+    try:
+        case = Case(form="none", packed=(1021, 3), heads=(1, 1, 1), key_dim=256, value_dim=256)
+        first = run(case, backend="native")
+        for _ in range(30):
+            for name, x in run(case, backend="native").items():
+                assert torch.equal(x, first[name]), name
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.usefixtures("poisoned_workspace")
+def test_shared_heads_on_any_number_of_threads(form):
+    """Groups of heads on one thread each (2 and 6 heads) and on several (12, or too few groups); the same bits."""
+    before = torch.get_num_threads()
+    try:
+        for heads in ((12, 6, 6), (4, 6, 12), (12, 1, 1), (1, 1, 12)):
+            case = Case(form=form, packed=(300, 0, 3, 70), heads=heads)
+            torch.set_num_threads(1)
+            first = run(case, backend="native")
+            assert_close(first, exact(case), str(heads))
+            for threads in (2, 3):
+                torch.set_num_threads(threads)
+                for name, x in run(case, backend="native").items():
+                    assert torch.equal(x, first[name]), (heads, threads, name)
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_bits_do_not_depend_on_threads_unless_tokens_are_cut(form):
     case = Case(form=form, batch=1, heads=(1, 1, 1), length=2100, key_dim=16, value_dim=48)
@@ -156,13 +189,23 @@ def test_a_forked_child_works_alone():
         assert torch.equal(torch.tensor(results[name]).to(x.dtype), x), name
 
 
-def test_workspace_does_not_grow_with_the_sequence():
-    def needed(length, backward):
-        x = torch.empty(1).expand(1, length, 16, 128)
-        return workspace_bytes(Attention(x, x, x, x, x, 1.0, None, None, "auto"), backward) / torch.get_num_threads()
+def workspace_per_thread(length, backward, heads=(16, 16, 16), batch=1, packed=None):
+    q, k, v, each = (torch.empty(1).expand(batch, length, h, 128) for h in (*heads, max(heads)))
+    cu_seqlens = None if packed is None else torch.arange(packed + 1) * (length // packed)
+    p = Attention(q, k, v, each, each, 1.0, None, cu_seqlens, "auto")
+    return workspace_bytes(p, backward) / torch.get_num_threads()
 
-    assert needed(131072, False) == needed(8192, False) < 2 << 20
-    assert needed(32768, True) < 16 << 20
+
+def test_workspace_does_not_grow_with_the_sequence():
+    assert workspace_per_thread(131072, False) == workspace_per_thread(8192, False) < 2 << 20
+    assert workspace_per_thread(32768, True) < 16 << 20
+
+
+@pytest.mark.parametrize("heads", [(16, 16, 16), (16, 4, 4), (16, 1, 1), (1, 1, 16), (4, 6, 12)])
+def test_workspace_does_not_grow_with_the_number_of_sequences(threads, heads):
+    """Heads that share inputs are in memory together, but not those of all sequences."""
+    for sequences in ({"length": 32768}, {"length": 32768, "packed": 1024}, {"length": 512, "batch": 64}):
+        assert workspace_per_thread(backward=True, heads=heads, **sequences) < 18 << 20, sequences
 
 
 def in_new_process(code, **environment):

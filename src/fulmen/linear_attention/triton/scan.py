@@ -19,7 +19,8 @@ Crossing would need both states at once. But held = S ⊙ dS, so summed, at the 
 the one chunk adds: held_before = crossing + given, held_after = crossing + taken. Σ m_i ⊙ r_i over the chunk, with what
 came from the state, is given in the forward walk, which stores it, and taken in the backward walk, which starts from
 held at the end of its segment. That subtracts, but in float32 and only what belongs to one border: where a chunk
-forgets, crossing is 0 and the walk starts anew, and elsewhere the error is that of a few float32 sums.
+leaves less of the state than float32 resolves beside what it adds, crossing is 0 and the walk starts anew, and
+elsewhere the error is that of a few float32 sums.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ from fulmen.linear_attention.triton.operands import (
     zero_state,
 )
 from fulmen.linear_attention.triton.products import THREE_TERMS, TWO_TERMS, product, sum_slices, sum_where
+
+NOTHING = tl.constexpr(2.0**-24)  # beside 1, in float32
 
 
 @triton.jit
@@ -155,7 +158,7 @@ def scan(
 
         if m is not None:
             if BACKWARD:
-                held = tl.where(remaining(logs, write_logs) > 0.0, held - exchanged, 0.0)
+                held = tl.where(remaining(logs, write_logs) > NOTHING, held - exchanged, 0.0)
                 gradient += held[None, :]  # here it is what crosses the chunk
             else:
                 gradient *= scale
