@@ -19,7 +19,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(STAMP): pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/bin/python
-	$(RUN)/pip install --quiet --editable '.[gpu,bench,transformers,dev]'
+	$(RUN)/pip install --quiet --editable '.[gpu,bench,dev]'
 	@touch $@
 
 bench: setup

@@ -6,7 +6,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fulmen
-from cases import ALL_FORMS, BACKENDS, FORMS, SCHEDULES, Case, assert_close, differentiate, exact, inputs, run, tensors
+from cases import (
+    ALL_FORMS,
+    BACKENDS,
+    FORMS,
+    SCHEDULES,
+    TOLERANCE,
+    Case,
+    assert_close,
+    differentiate,
+    exact,
+    inputs,
+    relative_error,
+    run,
+    tensors,
+)
 
 BACKEND = pytest.mark.parametrize("backend", BACKENDS)
 FORM = pytest.mark.parametrize("form", ALL_FORMS)
@@ -62,17 +76,25 @@ def test_two_halves_with_the_state_passed_on_equal_the_whole(backend, form, spli
 def test_packed_equals_separate(backend, form):
     case = Case(form=form, packed=(70, 0, 3, 64))
     packed = run(case, backend=backend)
-    given, bounds = tensors(case), case.bounds
+    leaves, bounds, given = inputs(case), case.bounds, tensors(case)
+    shared = torch.zeros(max(case.heads))  # the gradient of a decay that all sequences share
     for i in range(len(case.packed)):
-        tokens = slice(bounds[i], bounds[i + 1])
-        part = {
-            name: x if x.ndim == 1 else x[i : i + 1] if name == "initial_state" else x[:, tokens]
-            for name, x in given.items()
-            if name not in ("grad_output", "grad_state")
-        }
+
+        def part_of(name, x, row=slice(i, i + 1), tokens=slice(bounds[i], bounds[i + 1])):
+            return x if x.ndim == 1 else x[row] if name.endswith("state") else x[:, tokens]
+
+        part = {name: part_of(name, x.detach()).requires_grad_() for name, x in leaves.items()}
         output, state = fulmen.linear_attention(**part, return_state=True, backend=backend)
-        assert torch.equal(output, packed["output"][:, tokens])
-        assert torch.equal(state, packed["state"][i : i + 1])
+        cotangents = [part_of(name, given[name]) for name in ("grad_output", "grad_state")]
+        grads = torch.autograd.grad((output, state), list(part.values()), cotangents)
+        found = {"output": output, "state": state} | {f"d{name}": x for name, x in zip(part, grads, strict=True)}
+        for name, x in found.items():
+            if x.ndim == 1:
+                shared += x
+            else:
+                assert torch.equal(x, part_of(name, packed[name])), (i, name)
+    if form.startswith("head"):
+        assert relative_error(packed["ddecay"], shared.double()) <= TOLERANCE[torch.float32]
 
 
 @BACKEND
