@@ -252,6 +252,6 @@ with warnings.catch_warnings(record=True) as caught:
 print(names, [str(w.message) for w in caught], backends.backends()["native"].reason)
 """
     assert in_new_process(code).stdout.strip() == (
-        "['torch', 'torch'] ['the torch backend serves CPU tensors, several times slower: "
+        "['torch', 'torch'] ['the torch backend serves cpu tensors, several times slower: "
         "no C++ compiler was found'] no C++ compiler was found"
     )
