@@ -79,19 +79,27 @@ public:
 
     // The second walk's chunk: dk, dv, the decay gradients, and the gradient of the state, which `state` now holds.
     void walk_left(int64_t t, int64_t count) {
+        const bool keys = out.k.present() || key_gradient.wanted();
+        const bool values = out.v.present() || value_gradient.wanted();
         load_chunk(t, count, true);
-        transpose(q, key.features(), keys_transposed);
-        key.pair_products(q, k, keys_transposed, scores);
-        transpose(g, value.features(), values_transposed);
-        value.pair_products(g, v, values_transposed, grads);
-        if (value.by_feature())
+        if (values || key_gradient.wanted()) {
+            transpose(q, key.features(), keys_transposed);
+            key.pair_products(q, k, keys_transposed, scores);
+        }
+        if (keys) {
+            transpose(g, value.features(), values_transposed);
+            value.pair_products(g, v, values_transposed, grads);
+        }
+        if (values && value.by_feature())
             for (int64_t p = 0; p < value.blocks(); ++p)
                 feature_mix_back(scores, g.panel(p), v.panel(p), value.factors(p), inside_values.panel(p),
                                  value_gradient.wanted() ? value_gradient.inside.panel(p) : nullptr);
-        weigh_pairs_for_keys();
         value.weigh_earlier(v);
-        transpose(v, value.features(), values_transposed);
-        state_times(values_transposed, d_keys);
+        if (keys) {
+            weigh_pairs_for_keys();
+            transpose(v, value.features(), values_transposed);
+            state_times(values_transposed, d_keys);
+        }
         key.weigh_earlier(k);
         if (key_gradient.wanted()) key_gradient.finish(key, k, d_keys, t, count, has_queries);
         if (out.k.present()) {
@@ -99,7 +107,7 @@ public:
             add_pairs_to_key_gradient();
             unpack(d_keys, t, count, key.features(), out.k);
         }
-        for (int64_t p = 0; p < value.blocks(); ++p) read_values(p);
+        for (int64_t p = 0; p < value.blocks() && values; ++p) read_values(p);
         if (value_gradient.wanted()) value_gradient.finish(value, v, d_values, t, count, has_queries);
         if (out.v.present()) {
             value.weigh_earlier(d_values);

@@ -39,9 +39,7 @@ public:
     void start(Rows gradient, bool starts_empty) {
         gradient_rows_ = gradient;
         starts_empty_ = starts_empty;
-        sum_ = 0;
     }
-    double sum() const { return sum_; }  // over all tokens
 
     // First walk: the sums over i >= t of later_i * grad_i.
     void begin(Panels later, Panels grad, int64_t first, int64_t count) {
@@ -108,13 +106,15 @@ public:
             const float own = (has_begun ? *token(first + t) : 0.0f) + inside_scalar[t] + before + across;
             before += dots[t];
             *token(first + t) = w.factor[t] == 0.0f ? 0.0f : own;
-            sum_ += *token(first + t);
+            sum += *token(first + t);
         }
     }
 
     // Pairs inside the current chunk.
     Panels inside = {};
     float inside_scalar[kChunk] = {};
+
+    double sum = 0;  // over all tokens that are finished, of a gradient that is not by feature
 
 private:
     float *token(int64_t t) const { return (float *)gradient_rows_.row(t); }
@@ -153,7 +153,6 @@ private:
     float *crossing_ = nullptr;  // pairs that cross the boundary the walk has reached
     Panels gradient_ = {};
     Rows gradient_rows_ = {};
-    double sum_ = 0;
 };
 
 // The gradient of a decay of form [H]: its heads' sums, added over batch or sequences.

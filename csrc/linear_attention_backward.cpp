@@ -17,6 +17,12 @@ bool shares_heads(const fulmen_problem &p) {
 
 int64_t chunks_of(int64_t tokens) { return (tokens + kChunk - 1) / kChunk; }
 
+bool wants_decays(const fulmen_attention_backward_call &call) { return call.ddecay.data || call.ddecay_v.data; }
+bool wants_first_walk(const fulmen_attention_backward_call &call) { return call.dq.data || wants_decays(call); }
+bool wants_second_walk(const fulmen_attention_backward_call &call) {
+    return call.dk.data || call.dv.data || call.dinitial.data || wants_decays(call);
+}
+
 // Tokens of a sequence, and the state and gradient of a state that enter them from the left and from the right.
 struct Segment {
     int64_t index, first, tokens;
@@ -29,12 +35,13 @@ class HeadBackward {
 public:
     HeadBackward(Arena &arena, const fulmen_attention_backward_call &call, int64_t longest)
         : p(call.problem),
-          wants_decays(call.ddecay.data || call.ddecay_v.data),
-          wants_first_walk(call.dq.data || wants_decays),
+          restarts(wants_decays(call)),
+          has_first_walk(wants_first_walk(call)),
+          has_second_walk(wants_second_walk(call)),
           worker(arena, call.problem, call.ddecay.data, call.ddecay_v.data) {
         most_kept = shares_heads(p) ? kMostKeptWhenShared : kMostKept;
         const int64_t states = smaller(most_kept, (chunks_of(longest) + kLeastSpacing - 1) / kLeastSpacing);
-        if (wants_decays) kept = arena.floats(states * panels_size(p.key_features, p.value_features));
+        if (restarts) kept = arena.floats(states * panels_size(p.key_features, p.value_features));
         if (call.ddecay.data && p.decay_form == FULMEN_DECAY_HEAD) per_token = arena.floats(longest);
     }
 
@@ -88,21 +95,22 @@ public:
     }
 
     void walk_right(int64_t first, int64_t last) {
-        if (!wants_first_walk) return;
+        if (!has_first_walk) return;
         if (first == 0) enter(entering, initial);
         last = smaller(last, s.tokens);
         for (int64_t t = first; t < last; t += kChunk) {
             worker.walk_right(t, smaller<int64_t>(kChunk, s.tokens - t));
-            if (wants_decays && is_kept(t / kChunk))
+            if (restarts && is_kept(t / kChunk))
                 memcpy(kept_state(t / kChunk).data, worker.state.data, state_bytes());
         }
     }
 
     void walk_left(int64_t first, int64_t last) {
+        if (!has_second_walk) return;
         if (last >= s.tokens && (first < s.tokens || first == 0)) enter(entering_gradient, grad_final);
         last = smaller(last, s.tokens);
         for (int64_t chunk = chunks_of(last) - 1; chunk >= first / kChunk && last > first; --chunk) {
-            if (wants_decays && is_kept(chunk)) restart(kept_state(chunk));
+            if (restarts && is_kept(chunk)) restart(kept_state(chunk));
             worker.walk_left(chunk * kChunk, smaller<int64_t>(kChunk, s.tokens - chunk * kChunk));
         }
         if (first == 0 && dinitial.present())
@@ -120,7 +128,7 @@ public:
 
     HeadGradients &out() { return worker.out; }
     int64_t tokens() const { return s.tokens; }
-    double decay_sum() const { return worker.key_gradient.sum(); }
+    double &decay_sum() { return worker.key_gradient.sum; }
 
 private:
     void enter(const Summary *summary, Matrix given) {
@@ -140,7 +148,7 @@ private:
     }
 
     const fulmen_problem &p;
-    bool wants_decays, wants_first_walk;
+    bool restarts, has_first_walk, has_second_walk;
     BackwardWorker worker;
     int64_t most_kept, spacing = 0;
     float *kept = nullptr, *per_token = nullptr;
@@ -206,8 +214,9 @@ void walk_together(const fulmen_attention_backward_call &call, const Plan &plan,
     for (int64_t first = (tokens - 1) / kStretch * kStretch; first >= 0; first -= kStretch) {
         const int64_t last = first + kStretch;
         walk(first, [&](HeadBackward &head, int64_t index) {
+            head.decay_sum() = plan.sums[index];
             head.walk_left(first, last);
-            plan.sums[index] += head.decay_sum();
+            plan.sums[index] = head.decay_sum();
         });
         plan.dk.sum(p, team, first, last);
         plan.dv.sum(p, team, first, last);
@@ -217,8 +226,8 @@ void walk_together(const fulmen_attention_backward_call &call, const Plan &plan,
 // Without decay gradients the two walks do not depend on each other: when heads alone do not occupy the threads evenly,
 // each walk is a task of its own.
 void walk_alone(const fulmen_attention_backward_call &call, const Plan &plan) {
-    const bool split = !call.ddecay.data && !call.ddecay_v.data && plan.heads % plan.threads != 0 &&
-                       plan.heads < 4 * plan.threads;
+    const bool split = wants_first_walk(call) && wants_second_walk(call) && !wants_decays(call) &&
+                       plan.heads % plan.threads != 0 && plan.heads < 4 * plan.threads;
     parallel_for(plan.threads, split ? 2 * plan.heads : plan.heads, [&](int64_t task, int64_t worker) {
         const int64_t index = split ? task / 2 : task;
         Arena arena(plan.memory + worker * plan.head_bytes);
@@ -253,7 +262,7 @@ void walk_segments(const fulmen_attention_backward_call &call, const Plan &plan)
     parallel_for(plan.threads, 2 * plan.heads * segments, [&](int64_t task, int64_t worker) {
         const int64_t part = task / 2, g = part % segments;
         const bool gradient = task % 2;
-        if (g == (gradient ? 0 : segments - 1)) return;
+        if (g == (gradient ? 0 : segments - 1) || !(gradient ? wants_second_walk(call) : wants_first_walk(call))) return;
         Summary summary = summary_of(part, gradient);
         with_head(part, worker, segment_of(part), [&](HeadBackward &head) {
             gradient ? head.summarise_gradient(summary) : head.summarise(summary);
@@ -263,9 +272,9 @@ void walk_segments(const fulmen_attention_backward_call &call, const Plan &plan)
         const int64_t first = index * segments;
         with_head(first, worker, segment_of(first), [&](HeadBackward &head) {
             Panels state = head.enter_state();
-            for (int64_t g = 0; g < segments; ++g) summary_of(first + g, false).fold(state);
+            for (int64_t g = 0; g < segments && wants_first_walk(call); ++g) summary_of(first + g, false).fold(state);
             state = head.enter_gradient();
-            for (int64_t g = segments - 1; g >= 0; --g) summary_of(first + g, true).fold(state);
+            for (int64_t g = segments - 1; g >= 0 && wants_second_walk(call); --g) summary_of(first + g, true).fold(state);
         });
     });
     parallel_for(plan.threads, plan.heads * segments, [&](int64_t part, int64_t worker) {

@@ -54,7 +54,7 @@ public:
     }
 
     HeadGradients &out() { return worker.out; }
-    double decay_sum() const { return worker.key_gradient.sum(); }
+    double &decay_sum() { return worker.key_gradient.sum; }
 
 private:
     void restart(Matrix at) {
@@ -141,8 +141,9 @@ void walk(const fulmen_states_backward_call &call, const Plan &plan, const Team 
         for_each_head([&](HeadStatesBackward &head, int64_t index) {
             head.out().k = plan.dk.own(p, team, index, first, head.out().k);
             head.out().v = plan.dv.own(p, team, index, first, head.out().v);
+            head.decay_sum() = plan.sums[index];
             head.walk_left(first, last);
-            plan.sums[index] += head.decay_sum();
+            plan.sums[index] = head.decay_sum();
         });
         plan.dk.sum(p, team, first, last);
         plan.dv.sum(p, team, first, last);

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from itertools import pairwise
 
 import pytest
 import torch
@@ -98,6 +99,25 @@ def test_shared_heads_on_any_number_of_threads(form):
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("chunk_size", [24, 290])  # several in a stretch, and one that is longer
+def test_chunk_states_of_shared_heads(chunk_size):
+    """The gradients are the sums of those that repeated heads get, in the order of heads; those of decays the same."""
+    torch.manual_seed(0)
+    k, v, decay = torch.randn(2, 300, 2, 12), torch.randn(2, 300, 6, 9), -torch.rand(6)
+
+    def gradients(k, v):
+        leaves = [x.clone().requires_grad_() for x in (k, v, decay)]
+        states = fulmen.chunk_states(*leaves[:2], decay=leaves[2], chunk_size=chunk_size, backend="native")
+        return torch.autograd.grad(states.square().sum(), leaves)
+
+    dk, dv, ddecay = gradients(k, v)
+    dk_repeated, dv_repeated, ddecay_repeated = gradients(k.repeat_interleave(3, 2), v)
+    first, second, third = dk_repeated.unflatten(2, (2, 3)).unbind(3)
+    assert torch.equal(dk, first + second + third)
+    assert torch.equal(dv, dv_repeated)
+    assert torch.equal(ddecay, ddecay_repeated)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_bits_do_not_depend_on_threads_unless_tokens_are_cut(form):
     case = Case(form=form, batch=1, heads=(1, 1, 1), length=2100, key_dim=16, value_dim=48)
@@ -124,6 +144,24 @@ def test_a_sample_does_not_depend_on_the_batch_around_it(form):
     output, state = fulmen.linear_attention(**alone, return_state=True, backend="native")
     assert torch.equal(output, whole["output"][1:2])
     assert torch.equal(state, whole["state"][1:2])
+
+
+@pytest.mark.parametrize("shared", [2, 1])
+def test_the_gradients_of_a_packed_sequence_do_not_depend_on_its_neighbours(shared):
+    torch.manual_seed(0)
+    bounds = [0, 2000, 2030, 6000]
+    q, k, v = (torch.randn(1, bounds[-1], heads, 16) for heads in (2, shared, shared))
+    decay, grad = -0.05 * torch.rand(1, bounds[-1], 2), torch.randn(1, bounds[-1], 2, 16)
+
+    def gradients(tokens, cu_seqlens):
+        leaves = [x[:, tokens].clone().requires_grad_() for x in (q, k, v, decay)]
+        output = fulmen.linear_attention(*leaves[:3], decay=leaves[3], cu_seqlens=cu_seqlens, backend="native")
+        return torch.autograd.grad(output, leaves, grad[:, tokens])
+
+    packed = gradients(slice(None), torch.tensor(bounds))
+    for start, stop in pairwise(bounds):
+        for x, alone in zip(packed, gradients(slice(start, stop), None), strict=True):
+            assert torch.equal(x[:, start:stop], alone)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

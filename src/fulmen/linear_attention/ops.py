@@ -25,18 +25,19 @@ _MODULES = {
 _implementation = imported_when_used(_MODULES)
 
 
-def _new_gradients(p: Attention | States, decay: bool, decay_v: bool) -> Gradients:
-    def zeros(wanted: bool, x: Tensor | None) -> Tensor | None:
-        return x.new_zeros(x.shape, dtype=state_dtype(p.k.dtype)) if wanted and x is not None else None
+def _wanted(p: Attention | States, needs_input_grad: tuple[bool, ...]) -> list[bool]:
+    """Which of the gradients somebody asks for."""
+    needed = dict(zip(p._fields, needs_input_grad, strict=False))
+    return [needed.get(name, False) for name in Gradients._fields]
 
-    return Gradients(
-        p.q.new_empty(p.q.shape) if isinstance(p, Attention) else None,
-        p.k.new_empty(p.k.shape),
-        p.v.new_empty(p.v.shape),
-        zeros(decay, p.decay),
-        zeros(decay_v, p.decay_v),
-        None if p.initial_state is None else p.initial_state.new_empty(p.initial_state.shape),
-    )
+
+def _new_gradients(p: Attention | States, wanted: list[bool]) -> Gradients:
+    def new(name: str) -> Tensor:
+        x: Tensor = getattr(p, name)
+        is_decay = name in ("decay", "decay_v")
+        return x.new_zeros(x.shape, dtype=state_dtype(p.k.dtype)) if is_decay else x.new_empty(x.shape)
+
+    return Gradients(*(new(name) if wants else None for name, wants in zip(Gradients._fields, wanted, strict=True)))
 
 
 def _returned(p: Attention | States, grads: Gradients) -> tuple[Tensor, ...]:
@@ -46,6 +47,12 @@ def _returned(p: Attention | States, grads: Gradients) -> tuple[Tensor, ...]:
     if grads.decay_v is not None and p.decay_v is not None:
         grads = grads._replace(decay_v=grads.decay_v.to(p.decay_v.dtype))
     return tuple(p.k.new_empty(0) if x is None else x for x in grads)
+
+
+def _by_input(p: Attention | States, wanted: list[bool], grads: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
+    """What an op returned, as autograd takes it: for each input its gradient, or None."""
+    by_name = {name: x for name, x, wants in zip(Gradients._fields, grads, wanted, strict=True) if wants}
+    return tuple(by_name.get(name) for name in p._fields)
 
 
 # ---- linear_attention ------------------------------------------------------------------------------------------------
@@ -70,17 +77,17 @@ def _attention_fake(*args: Any) -> tuple[Tensor, Tensor]:
 
 
 def _attention_backward(grad_output: Tensor | None, grad_state: Tensor | None, *args: Any) -> tuple[Tensor, ...]:
-    *call, decay_grad, decay_v_grad, backend = args
+    *call, wanted, backend = args
     p = Attention(*call)
-    grads = _new_gradients(p, decay_grad, decay_v_grad)
+    grads = _new_gradients(p, wanted)
     _implementation(backend).backward(p, grad_output, grad_state, grads)
     return _returned(p, grads)
 
 
 def _attention_backward_fake(grad_output: Tensor | None, grad_state: Tensor | None, *args: Any) -> tuple[Tensor, ...]:
-    *call, decay_grad, decay_v_grad, _ = args
+    *call, wanted, _ = args
     p = Attention(*call)
-    return _returned(p, _new_gradients(p, decay_grad, decay_v_grad))
+    return _returned(p, _new_gradients(p, wanted))
 
 
 def _attention_keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -95,14 +102,9 @@ def _attention_gradient(ctx: Any, grad_output: Tensor | None, grad_state: Tensor
     q, k, v, decay, decay_v, initial_state, cu_seqlens = ctx.saved_tensors
     p = Attention(q, k, v, decay, decay_v, ctx.scale, initial_state, cu_seqlens, ctx.schedule)
     grad_state = grad_state if ctx.return_state else None
-    wanted = dict(zip(Attention._fields, ctx.needs_input_grad, strict=False))
-    grads = Gradients(
-        *torch.ops.fulmen.linear_attention_backward(
-            grad_output, grad_state, *p, wanted["decay"], wanted["decay_v"], ctx.backend
-        )
-    )
-    by_name = {name: grad for name, grad in zip(Gradients._fields, grads, strict=True) if wanted[name]}
-    return *(by_name.get(name) for name in Attention._fields), None, None
+    wanted = _wanted(p, ctx.needs_input_grad)
+    grads = torch.ops.fulmen.linear_attention_backward(grad_output, grad_state, *p, wanted, ctx.backend)
+    return *_by_input(p, wanted, grads), None, None
 
 
 _ATTENTION_ARGS = """Tensor q, Tensor k, Tensor v, Tensor? decay, Tensor? decay_v, float scale,
@@ -114,7 +116,7 @@ define(
 )
 define(
     f"""linear_attention_backward(Tensor? grad_output, Tensor? grad_state, {_ATTENTION_ARGS},
-    bool decay_grad, bool decay_v_grad, str backend) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)""",
+    bool[] wanted, str backend) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)""",
     _attention_backward,
     _attention_backward_fake,
     tensor=2,
@@ -168,17 +170,17 @@ def _states_fake(*args: Any) -> Tensor:
 
 
 def _states_backward(states: Tensor, grad_states: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    *call, decay_grad, decay_v_grad, backend = args
+    *call, wanted, backend = args
     p = States(*call)
-    grads = _new_gradients(p, decay_grad, decay_v_grad)
+    grads = _new_gradients(p, wanted)
     _implementation(backend).states_backward(p, states, grad_states, grads)
     return _returned(p, grads)
 
 
 def _states_backward_fake(states: Tensor, grad_states: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    *call, decay_grad, decay_v_grad, _ = args
+    *call, wanted, _ = args
     p = States(*call)
-    return _returned(p, _new_gradients(p, decay_grad, decay_v_grad))
+    return _returned(p, _new_gradients(p, wanted))
 
 
 def _states_keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -191,22 +193,17 @@ def _states_keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _states_gradient(ctx: Any, grad_states: Tensor) -> tuple[Tensor | None, ...]:
     states, k, v, decay, decay_v, initial_state = ctx.saved_tensors
     p = States(k, v, decay, decay_v, initial_state, ctx.chunk_size, ctx.schedule)
-    wanted = dict(zip(States._fields, ctx.needs_input_grad, strict=False))
-    grads = Gradients(
-        *torch.ops.fulmen.chunk_states_backward(
-            states, grad_states, *p, wanted["decay"], wanted["decay_v"], ctx.backend
-        )
-    )
-    by_name = {name: grad for name, grad in zip(Gradients._fields, grads, strict=True) if wanted.get(name)}
-    return *(by_name.get(name) for name in States._fields), None
+    wanted = _wanted(p, ctx.needs_input_grad)
+    grads = torch.ops.fulmen.chunk_states_backward(states, grad_states, *p, wanted, ctx.backend)
+    return *_by_input(p, wanted, grads), None
 
 
 _STATES_ARGS = """Tensor k, Tensor v, Tensor? decay, Tensor? decay_v, Tensor? initial_state, int chunk_size,
     str schedule"""
 define(f"chunk_states({_STATES_ARGS}, str backend) -> Tensor", _states, _states_fake)
 define(
-    f"""chunk_states_backward(Tensor states, Tensor grad_states, {_STATES_ARGS}, bool decay_grad, bool decay_v_grad,
-    str backend) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)""",
+    f"""chunk_states_backward(Tensor states, Tensor grad_states, {_STATES_ARGS},
+    bool[] wanted, str backend) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)""",
     _states_backward,
     _states_backward_fake,
 )

@@ -110,8 +110,8 @@ class Gradients(NamedTuple):
     """
 
     q: Tensor | None
-    k: Tensor
-    v: Tensor
+    k: Tensor | None
+    v: Tensor | None
     decay: Tensor | None
     decay_v: Tensor | None
     initial_state: Tensor | None
@@ -119,9 +119,9 @@ class Gradients(NamedTuple):
     def select(self, tokens: slice, row: slice) -> Gradients:
         """The part that belongs to one packed sequence."""
         return Gradients(
-            None if self.q is None else self.q[:, tokens],
-            self.k[:, tokens],
-            self.v[:, tokens],
+            _tokens_of(self.q, tokens),
+            _tokens_of(self.k, tokens),
+            _tokens_of(self.v, tokens),
             _tokens_of(self.decay, tokens),
             _tokens_of(self.decay_v, tokens),
             None if self.initial_state is None else self.initial_state[row],

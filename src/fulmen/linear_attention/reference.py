@@ -73,8 +73,8 @@ def backward(p: Attention, grad_output: Tensor | None, grad_state: Tensor | None
         for t in range(q.shape[1]):
             dq[:, t] = (states[t + 1] * do[:, t, :, None, :]).sum(-1)
         into = grads.select(tokens, row)
-        assert into.q is not None
-        into.q.copy_(sum_shared_heads(dq, into.q.shape[2]))
+        if into.q is not None:
+            into.q.copy_(sum_shared_heads(dq, into.q.shape[2]))
 
         def gradient_into(t: int, q: Tensor = q, do: Tensor = do) -> Tensor:
             return outer(q[:, t], do[:, t])
@@ -112,7 +112,7 @@ def state_gradients(
     gradient_into: Callable[[int], Tensor | None],
     grads: Gradients,
 ) -> None:
-    """Fill all gradients but that of q. With G_t the whole gradient of S_t, from the last token to the first:
+    """Fill what is asked for, but not q. With G_t the whole gradient of S_t, from the last token to the first:
 
     G_t  = gradient_into(t) + diag(exp(a_{t+1})) G_{t+1} diag(exp(c_{t+1}))       G beyond the end is ``last``
     dk_t = G_t v_t      dv_t = G_tᵀ k_t
@@ -129,8 +129,10 @@ def state_gradients(
         da[:, t] = through_decay.sum(-1)
         dc[:, t] = through_decay.sum(-2)
         g = decayed(g, at(a, t), at(c, t))
-    grads.k.copy_(sum_shared_heads(dk, grads.k.shape[2]))
-    grads.v.copy_(sum_shared_heads(dv, grads.v.shape[2]))
+    if grads.k is not None:
+        grads.k.copy_(sum_shared_heads(dk, grads.k.shape[2]))
+    if grads.v is not None:
+        grads.v.copy_(sum_shared_heads(dv, grads.v.shape[2]))
     grads.add_decay(da, dc)
     if grads.initial_state is not None:
         grads.initial_state.copy_(g)

@@ -63,7 +63,6 @@ def backward(p: Attention, grad_output: Tensor | None, grad_state: Tensor | None
 
 
 def backward_sequence(p: Attention, grad_output: Tensor, grad_state: Tensor | None, grads: Gradients) -> None:
-    assert grads.q is not None
     loader = Loader(p)
     segments = cut(p, chunk_size(p), BACKWARD_SEGMENTS[p.schedule])
     entering = [new_state(p.initial_state, p.state_shape, p.k)]
@@ -93,7 +92,8 @@ def backward_sequence(p: Attention, grad_output: Tensor, grad_state: Tensor | No
         if da is not None:
             da += sum_from(sum_channels(q * gq, da))
         dq += chunks.a.weigh_entering(gq)
-        store(grads.q, segment, dq * p.scale)
+        if grads.q is not None:
+            store(grads.q, segment, dq * p.scale)
         if dc is not None:
             dc += sum_from(do * (q @ states))
         backward_from_states(chunks, states, grad_states, (dk, dv), (da, dc), grads)
@@ -125,8 +125,10 @@ def backward_from_states(
         add_decay_gradient(grads.decay_v, chunks.segment, dc)
     dk += chunks.a.weigh_leaving(gk)
     dv += chunks.c.weigh_leaving(gv)
-    store(grads.k, chunks.segment, dk)
-    store(grads.v, chunks.segment, dv)
+    if grads.k is not None:
+        store(grads.k, chunks.segment, dk)
+    if grads.v is not None:
+        store(grads.v, chunks.segment, dv)
 
 
 def add_crossing(chunks: Chunks, states: Tensor, grad_states: Tensor, gradient: Tensor, dim: int) -> None:

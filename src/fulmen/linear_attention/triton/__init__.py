@@ -63,7 +63,6 @@ def forward(p: Attention, output: Tensor, state: Tensor | None) -> None:
 
 @on_its_device
 def backward(p: Attention, grad_output: Tensor | None, grad_state: Tensor | None, grads: Gradients) -> None:
-    assert grads.q is not None
     p = with_readable_rows(p)
     do = None if grad_output is None else readable(grad_output)
     schedule = "loop" if p.schedule == "recurrent" or do is None else p.schedule
@@ -71,36 +70,48 @@ def backward(p: Attention, grad_output: Tensor | None, grad_state: Tensor | None
     key = DecayGradient(run, p.k, grads.decay, "key", walks=2 if do is not None else 1)
     value = DecayGradient(run, p.v, grads.decay_v, "value", walks=2 if do is not None else 1)
 
-    # Forward in time: dq, and the first halves of the decays' gradients. Their second halves need the states here.
-    entering, edges = p.initial_state, None
-    if run.cut.segments > 1 or (do is None and (key.wanted or value.wanted)):
-        entering = edges = state_edges(run, p)
-    elif key.wanted or value.wanted:
-        edges = p.k.new_empty(p.state_shape, dtype=torch.float32)
-    if do is None:
-        grads.q.zero_()
-    else:
-        leaving = edges if run.cut.segments == 1 else None
-        dq = per_head(grads.q, run.heads)
-        run.scan(
-            do, p.v, p.k, dq,
-            writes="key", backward=False, scale=p.scale, entering=entering, leaving=leaving, gradient=key.walk(p.q),
-        )  # fmt: skip
-        sum_heads(dq, grads.q)
-        del dq
-        if value.wanted:
-            run.scan(
-                p.q, p.k, p.v, None,
-                writes="value", backward=False, scale=p.scale, entering=entering, gradient=value.walk(do),
-            )  # fmt: skip
-
+    edges = walk_forward(run, p, do, (key, value), grads)
     # Backward in time: dk and dv, the gradient of the initial state, and the rest of the decays' gradients.
+    if grads.k is grads.v is grads.initial_state is None and not (key.wanted or value.wanted):
+        return
     entering, leaving = grad_state, grads.initial_state
     if run.cut.segments > 1 and do is not None:
         entering, leaving = grad_edges(run, p, do, grad_state), None
         if grads.initial_state is not None:
             grads.initial_state.copy_(entering[:, :, 0])
     backward_from_states(run, p, do, entering, leaving, edges, (key, value), grads)
+
+
+def walk_forward(
+    run: Launcher, p: Attention, do: Tensor | None, decays: tuple[DecayGradient, DecayGradient], grads: Gradients
+) -> Tensor | None:
+    """dq, and the first halves of the decays' gradients. Their second halves need the states that are returned."""
+    key, value = decays
+    entering, edges, decays_wanted = p.initial_state, None, key.wanted or value.wanted
+    if grads.q is None and not decays_wanted:
+        return None
+    if run.cut.segments > 1 or (do is None and decays_wanted):
+        entering = edges = state_edges(run, p)
+    elif decays_wanted:
+        edges = p.k.new_empty(p.state_shape, dtype=torch.float32)
+    if do is None:
+        if grads.q is not None:
+            grads.q.zero_()
+        return edges
+    leaving = edges if run.cut.segments == 1 else None
+    dq = per_head(grads.q, run.heads)
+    run.scan(
+        do, p.v, p.k, dq,
+        writes="key", backward=False, scale=p.scale, entering=entering, leaving=leaving, gradient=key.walk(p.q),
+    )  # fmt: skip
+    sum_heads(dq, grads.q)
+    del dq
+    if value.wanted:
+        run.scan(
+            p.q, p.k, p.v, None,
+            writes="value", backward=False, scale=p.scale, entering=entering, gradient=value.walk(do),
+        )  # fmt: skip
+    return edges
 
 
 def backward_from_states(
@@ -118,19 +129,21 @@ def backward_from_states(
     (key, value), q, scale = decays, None, 1.0
     if isinstance(p, Attention) and do is not None:
         q, scale = p.q, p.scale
-    dk = per_head(grads.k, run.heads)
-    run.scan(
-        p.v, do, q, dk,
-        writes="key", backward=True, scale=scale, entering=entering, gradient=key.walk(p.k, edges),
-    )  # fmt: skip
-    sum_heads(dk, grads.k)
-    del dk
-    dv = per_head(grads.v, run.heads)
-    run.scan(
-        p.k, q, do, dv,
-        writes="value", backward=True, scale=scale, entering=entering, leaving=leaving, gradient=value.walk(p.v, edges),
-    )  # fmt: skip
-    sum_heads(dv, grads.v)
+    if grads.k is not None or key.wanted:
+        dk = per_head(grads.k, run.heads)
+        run.scan(
+            p.v, do, q, dk,
+            writes="key", backward=True, scale=scale, entering=entering, gradient=key.walk(p.k, edges),
+        )  # fmt: skip
+        sum_heads(dk, grads.k)
+        del dk
+    if grads.v is not None or value.wanted or leaving is not None:
+        dv = per_head(grads.v, run.heads)
+        run.scan(
+            p.k, q, do, dv, writes="value", backward=True, scale=scale,
+            entering=entering, leaving=leaving, gradient=value.walk(p.v, edges),
+        )  # fmt: skip
+        sum_heads(dv, grads.v)
     key.finish()
     value.finish()
 
@@ -215,13 +228,13 @@ def with_readable_rows(p: AnyCall) -> AnyCall:
     return p._replace(q=readable(p.q)) if isinstance(p, Attention) else p
 
 
-def per_head(gradient: Tensor, heads: int) -> Tensor:
+def per_head(gradient: Tensor | None, heads: int) -> Tensor | None:
     """Where a walk writes a gradient: heads that share one head are added up afterwards, before rounding."""
-    if gradient.shape[2] == heads:
+    if gradient is None or gradient.shape[2] == heads:
         return gradient
     return gradient.new_empty(*gradient.shape[:2], heads, gradient.shape[3], dtype=torch.float32)
 
 
-def sum_heads(of_heads: Tensor, gradient: Tensor) -> None:
-    if of_heads is not gradient:
+def sum_heads(of_heads: Tensor | None, gradient: Tensor | None) -> None:
+    if of_heads is not None and gradient is not None and of_heads is not gradient:
         gradient.copy_(sum_shared_heads(of_heads, gradient.shape[2]))
