@@ -11,7 +11,7 @@ every warp hold a whole operand of a product whose result has fewer rows than co
 channel, float16, float32 and 256 channels need more of such operands than there are registers on NVIDIA. There the read
 axis is cut into slices of 16 channels or more, one for each warp, and what is summed over the axis is added up through
 shared memory. (With 64 channels there are two warps for each of 4 slices, for the written axis.) In bfloat16, decays
-that channels share do without: adding up would be most of their work.
+that channels share do without: adding up would be most of their work. AMD needs slices from 128 channels on.
 """
 
 from __future__ import annotations
@@ -51,7 +51,11 @@ _NVIDIA = {
     "both axes, gradient": _NARROW,
 }
 _SHORT = {64: Tile(16, 64, 4), 128: Tile(16, 64, 4), 256: Tile(16, 32, 4), 512: Tile(16, 16, 4)}
-_AMD = dict.fromkeys(_NVIDIA, _SHORT) | {"shared": _SHORT | {64: Tile(32, 64, 4), 128: Tile(32, 64, 4)}}
+_SHORT_SLICED = _SHORT | {128: Tile(16, 64, 4, 4), 256: Tile(16, 32, 4, 4), 512: Tile(16, 16, 4, 4)}
+_AMD = dict.fromkeys(_NVIDIA, _SHORT_SLICED) | {
+    "shared": _SHORT | {64: Tile(32, 64, 4), 128: Tile(32, 64, 4)},
+    "shared, gradient": _SHORT,
+}
 # By architecture where it has tiles of its own, else by vendor.
 _TABLE = {
     "cuda": _NVIDIA,
