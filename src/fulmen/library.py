@@ -12,6 +12,9 @@ from typing import Any
 
 import torch
 from torch import _C, Tensor
+
+# torch has no public function for one level of torch.func, and its stubs leave these out. torch.library's own gradients
+# are made of the same pieces.
 from torch._functorch.autograd_function import enable_single_level_autograd_function  # type: ignore[attr-defined]
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
