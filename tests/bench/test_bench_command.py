@@ -142,6 +142,12 @@ def test_resuming_nothing_is_refused(tmp_path, capsys):
     assert not (tmp_path / "new").exists()
 
 
+def test_a_dry_run_has_nothing_to_resume(capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", *TINY, "--dry-run", "--resume"])
+    assert "a --dry-run measures nothing" in capsys.readouterr().err
+
+
 def test_ctrl_c_leaves_results_and_a_report(tmp_path):
     process = start(*TINY, "--lengths", "8,16,24,32", "--out", str(tmp_path))
     wait_for_cells(tmp_path / "benchmark_results.json", process)

@@ -187,3 +187,13 @@ def test_a_wrong_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit, match="2"):
         fulmen.cli.main(["report", str(tmp_path / "none.json")])
     assert "there is no file" in capsys.readouterr().err
+
+
+def test_tables_without_cells_are_left_out(small, tmp_path):
+    """They belong to a run that was stopped, or failed, before they got their first."""
+    small.tables[1].cells.clear()
+    write(small, tmp_path / "some")
+    assert "speed-bwd" not in (tmp_path / "some" / "la3.md").read_text()
+    small.tables = [table("speed", "fwd", {})]
+    write(small, tmp_path / "none")
+    assert not (tmp_path / "none" / "la3.md").exists()

@@ -60,6 +60,11 @@ class Results:
     tables: list[Table] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)  # where the time of the run went
 
+    @property
+    def filled(self) -> list[Table]:
+        """The tables that have cells; a run that was stopped may have begun others."""
+        return [table for table in self.tables if table.cells]
+
     def save(self, path: Path) -> None:
         """Replaces the file in one step, so that a reader, or whoever comes after a crash, finds it whole."""
         text = json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n"

@@ -26,6 +26,8 @@ def options_of(asked: argparse.Namespace) -> Options:
     device = asked.device or default_device()
     if device == "cuda" and not torch.cuda.is_available() and not asked.dry_run:
         raise ValueError("--device cuda: torch finds no CUDA device; with --dry-run the memory tables need none")
+    if asked.resume and asked.dry_run:
+        raise ValueError("--resume goes on with measuring, and a --dry-run measures nothing")
     return Options(
         suites=tuple(dict.fromkeys(asked.suites)) or SUITES,
         device=device,
@@ -90,7 +92,7 @@ def _keep_previous(path: Path) -> None:
 
 
 def _present(results: Results, out: Path, json_path: Path | None) -> None:
-    for table in results.tables:
+    for table in results.filled:
         heading = f"\n{table.section}\n" if table.section else "\n"
         errors = error_form(table) if table.metric == "speed" else ""
         print(f"{heading}{published_form(table)}" + (f"\n{errors}" if errors else ""))

@@ -23,8 +23,8 @@ def write(results: Results, folder: Path, inspection: list[KernelReport] | None 
     folder.mkdir(parents=True, exist_ok=True)
     raw = folder / "benchmark_results.json"
     results.save(raw)
-    texts = {"results.csv": to_csv(results.tables), "report.html": page(results)}
-    groups = groups_of(results.tables)
+    texts = {"results.csv": to_csv(results.filled), "report.html": page(results)}
+    groups = groups_of(results.filled)
     for suite, those in groupby(groups, key=lambda group: group.suite):
         texts[f"{suite}.md"] = markdown_report(suite, list(those), results, inspection)
     for name, text in texts.items():

@@ -31,7 +31,7 @@ def page(results: Results) -> str:
 
 
 def page_data(results: Results) -> dict[str, Any]:
-    groups = groups_of(results.tables)
+    groups = groups_of(results.filled)
     suites = [_suite(name, list(those)) for name, those in groupby(groups, key=lambda group: group.suite)]
     return {
         "machine": machine(results),
@@ -113,7 +113,7 @@ def _skipped(results: Results) -> list[dict[str, str]]:
 
 
 def _cells_without_value(results: Results) -> Iterator[tuple[Table, Cell]]:
-    for table in results.tables:
+    for table in results.filled:
         yield from ((table, cell) for cell in table.cells if cell.value is None)
 
 
