@@ -57,6 +57,35 @@ def test_packed_sequences_with_shared_heads(form, schedule):
     assert_close(run(case, backend="triton", schedule=schedule), exact(case))
 
 
+@pytest.fixture
+def nan_in_new_tensors():
+    """As torch fills memory that is not initialised while algorithms must be deterministic."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("schedule", ["auto", "recurrent"])
+@pytest.mark.parametrize("form", ["head", "token", "key"])
+def test_tokens_behind_the_last_packed_sequence_count_as_nothing(form, schedule, nan_in_new_tensors):
+    """On a GPU nobody looks at the values of cu_seqlens, as that would wait for the device; so the kernels must."""
+    case = RAGGED.of(form=form, packed=(20, 0, 9), heads=(1, 2, 2), initial=False)
+    rest = 40
+    q, k, v, decay = (
+        torch.cat([x.detach(), torch.randn(1, rest, *x.shape[2:])], 1).requires_grad_() if x.ndim > 1 else x
+        for x in inputs(case).values()
+    )
+    operator = torch.ops.fulmen.linear_attention  # the public function does look, for tensors on a CPU
+    output, _ = operator(
+        q, k, v, decay, None, case.scale, None, torch.tensor(case.bounds), schedule, False, "triton"
+    )  # fmt: skip
+    gradients = torch.autograd.grad(output, [q, k, v, decay], torch.randn_like(output))
+    for result in (output, *gradients):
+        if result.ndim > 1:
+            assert not result[:, -rest:].any()
+            assert result[:, :-rest].any()
+
+
 @pytest.mark.parametrize("form", ["none", "token", "key+value"])
 def test_memory_outside_of_the_tokens_is_never_read(form):
     """The tensors are views into larger ones full of NaN, and the last chunk is incomplete."""

@@ -1,5 +1,5 @@
 """Tile sizes, warps and stages of every kernel: a table, no autotuning, so the first call is as fast as any other and
-the same call gives the same bits on every machine with the same architecture.
+the same call gives the same bits on every card of the same kind.
 
 How entries were chosen: by compiling (`fulmen inspect`), since no GPU was at hand; wide tiles were preferred and
 narrowed where they spilled. Wide, because a program reads the whole of x and y for each tile of the written axis: at
@@ -11,7 +11,7 @@ every warp hold a whole operand of a product whose result has fewer rows than co
 channel, float16, float32 and 256 channels need more of such operands than there are registers on NVIDIA. There the read
 axis is cut into slices of 16 channels or more, one for each warp, and what is summed over the axis is added up through
 shared memory. (With 64 channels there are two warps for each of 4 slices, for the written axis.) In bfloat16, decays
-that channels share do without: adding up would be most of their work. AMD needs slices from 128 channels on.
+that channels share do without: adding up would be most of their work. On AMD, 64 channels always do.
 """
 
 from __future__ import annotations
@@ -109,19 +109,32 @@ def fold_tile() -> Tile:
     return Tile(16, 64, 4)
 
 
+def sum_tile(size: int) -> Tile:
+    """For sums of rows of ``size`` numbers, which may be one."""
+    width = min(1 << (size - 1).bit_length(), 64)
+    return Tile(min(1024 // width, 128), width, 4)
+
+
 def recurrent_tile(read: int, write: int) -> Tile:
-    """The state of 4096 elements at most stays in 32 registers of each thread."""
+    """A state of 4096 elements stays in 32 registers of each thread; with 512 channels it is twice that."""
     return Tile(1, min(max(4096 // padded(read), 16), padded(write)), 4)
 
 
 def tpa_tile(architecture: Architecture, key_size: int, value_size: int, dtype: torch.dtype, heads: int) -> Tile:
     """``chunk`` tokens at once; ``width`` heads in one program, whose output [heads, E] stays in registers. With four
-    warps or 64 tokens, some uses spilled on NVIDIA, and float16 where ptxas settled on 128 registers."""
+    warps or 64 tokens, some uses spilled on NVIDIA, and float16 and float32 where ptxas settled on 128 registers."""
     large = max(padded(key_size), padded(value_size))
     chunk = 16 if large > 256 or (dtype == torch.float32 and large > 64) else 32
     warps = 8 if architecture.backend == "cuda" or large > 128 else 4
-    registers = 255 if architecture.backend == "cuda" and dtype == torch.float16 else None
-    return Tile(chunk, min(padded(heads), 32 if large <= 256 else 16), warps, registers=registers)
+    registers = 255 if architecture.backend == "cuda" and dtype != torch.bfloat16 else None
+    most_heads = 16 if large > (128 if dtype == torch.float32 else 256) else 32
+    return Tile(chunk, min(padded(heads), most_heads), warps, registers=registers)
+
+
+def tpa_ranks(key_size: int, dtype: torch.dtype) -> int:
+    """The most ranks of a query that a program multiplies at once; with more of them it puts the query together first.
+    64 rows of float32 would not fit shared memory."""
+    return 16 if dtype == torch.float32 and padded(key_size) > 64 else 64
 
 
 class ProductTile(NamedTuple):

@@ -25,14 +25,14 @@ def _rows(a: Arguments, *names: str) -> int:
 def _passes(a: Arguments) -> int:
     """Tokens of all heads of all sequences."""
     first = next(a[name] for name in ("x", "y", "q", "decay") if a.get(name) is not None)
-    return first.pointer.shape[0] * a["cut"].length * a["heads"]
+    return first.pointer.shape[0] * a["length"] * a["heads"]
 
 
 def _states(a: Arguments, read: int, write: int, *names: str) -> int:
     """A state of each segment of each head."""
-    sequences = _passes(a) // a["cut"].length // a["heads"]
+    sequences = _passes(a) // a["length"] // a["heads"]
     count = sum(a[name] is not None for name in names)
-    return count * sequences * a["heads"] * a["cut"].segments * read * write * 4
+    return count * sequences * a["heads"] * a["segments"] * read * write * 4
 
 
 def _shared_decay(a: Arguments) -> int:
@@ -67,7 +67,7 @@ def _summarise(a: Arguments) -> int:
 
 def _fold(a: Arguments) -> int:
     """Every edge but the first is read and written, the first is read."""
-    edges, segments = prod(a["edges"].pointer.shape) * 4, a["cut"].segments
+    edges, segments = prod(a["edges"].pointer.shape) * 4, a["segments"]
     totals = [a[name].pointer for name in ("shared_totals", "read_totals", "write_totals") if a[name] is not None]
     return edges + edges * segments // (segments + 1) + sum(prod(x.shape) * 4 for x in totals)
 

@@ -34,7 +34,8 @@ def call(
 
 
 def tpa_decode(launches: list[Launch], shape: Shape) -> Iterator[tuple[str, Launch]]:
-    """One launch of each kernel for each split, with keys and values of rank one and above."""
+    """One launch of each kernel for each split, with keys and values of rank one and above, and with queries of many
+    ranks: as many as are multiplied at once in 16 bits, and more."""
     for ranks, name in ((1, ""), (2, ", rank 2")):
         p = call(shape.dtype, shape.D, shape.E, ranks)
         for split in ("batch", "head", "sequence"):
@@ -43,6 +44,10 @@ def tpa_decode(launches: list[Launch], shape: Shape) -> Iterator[tuple[str, Laun
             for launch in launches:
                 yield "tpa merge" if launch.kernel == "merge" else f"tpa {split}{name}", launch
             launches.clear()
+    for rank in (64, 128):
+        p = call(shape.dtype, shape.D, shape.E, rank=rank)
+        _backend.forward(p._replace(split="batch"), torch.empty(p.output_shape, dtype=shape.dtype))
+        yield f"tpa batch, {rank} ranks of q", launches.pop()
 
 
 WORKLOADS = (Workload("tpa_decode", "kernel", ("none",), tpa_decode),)

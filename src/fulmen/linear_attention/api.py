@@ -89,7 +89,8 @@ def linear_attention(
             inputs). None: zeros.
         return_state: also return the final state.
         cu_seqlens: ``[sequences + 1]``, int32 or int64: where each of several sequences packed along N starts, and N.
-            B must be 1. Sequences may be empty. Each has its own initial and final state.
+            B must be 1. Sequences may be empty. Each has its own initial and final state. On a GPU its values are not
+            checked, as that would wait for the device; tokens behind the last sequence get zeros there.
         schedule: "recurrent", "loop", "parallel", "recompute" or "auto"; see ``docs/linear_attention.md``.
         backend: a name from :func:`fulmen.backends`, or "auto".
 

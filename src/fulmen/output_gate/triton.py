@@ -115,7 +115,7 @@ def gated_rows(x, gate, sample, t, head, rows, valid, columns):
     return values
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("length", "segment_length", "segments"))  # one compilation for all lengths
 def sum_outer(
     x, y, gate, sums, length, segment_length, segments, heads,
     C: tl.constexpr, R: tl.constexpr, W: tl.constexpr, PRECISION: tl.constexpr,
@@ -139,7 +139,7 @@ def sum_outer(
     store_state(sums, sample, head, segment, x_columns, y_columns, x.size, y.size, total)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("length",))
 def multiply_rows(
     x, gate, factor, ungated, matrix, result, length, heads,
     C: tl.constexpr, R: tl.constexpr, W: tl.constexpr, PRECISION: tl.constexpr,

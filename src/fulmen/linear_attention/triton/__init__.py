@@ -47,6 +47,7 @@ def on_its_device(run: Run) -> Run:
 def forward(p: Attention, output: Tensor, state: Tensor | None) -> None:
     p = with_readable_rows(p)
     run = Launcher(p, *cut_attention(p, p.schedule), small=False)
+    run.clear_rest(output)
     if p.schedule == "recurrent":
         run.recur(p.q, p.k, p.v, output, p.scale, p.initial_state, state)
         return
@@ -71,15 +72,8 @@ def backward(p: Attention, grad_output: Tensor | None, grad_state: Tensor | None
     value = DecayGradient(run, p.v, grads.decay_v, "value", walks=2 if do is not None else 1)
 
     edges = walk_forward(run, p, do, (key, value), grads)
-    # Backward in time: dk and dv, the gradient of the initial state, and the rest of the decays' gradients.
-    if grads.k is grads.v is grads.initial_state is None and not (key.wanted or value.wanted):
-        return
-    entering, leaving = grad_state, grads.initial_state
-    if run.cut.segments > 1 and do is not None:
-        entering, leaving = grad_edges(run, p, do, grad_state), None
-        if grads.initial_state is not None:
-            grads.initial_state.copy_(entering[:, :, 0])
-    backward_from_states(run, p, do, entering, leaving, edges, (key, value), grads)
+    walk_backward(run, p, do, grad_state, edges, (key, value), grads)
+    run.clear_rest(grads.q, grads.k, grads.v, grads.decay, grads.decay_v)
 
 
 def walk_forward(
@@ -112,6 +106,26 @@ def walk_forward(
             writes="value", backward=False, scale=p.scale, entering=entering, gradient=value.walk(do),
         )  # fmt: skip
     return edges
+
+
+def walk_backward(
+    run: Launcher,
+    p: Attention,
+    do: Tensor | None,
+    grad_state: Tensor | None,
+    edges: Tensor | None,
+    decays: tuple[DecayGradient, DecayGradient],
+    grads: Gradients,
+) -> None:
+    """dk, dv, the gradient of the initial state, and the second halves of the decays' gradients."""
+    if grads.k is grads.v is grads.initial_state is None and not any(decay.wanted for decay in decays):
+        return
+    entering, leaving = grad_state, grads.initial_state
+    if run.cut.segments > 1 and do is not None:
+        entering, leaving = grad_edges(run, p, do, grad_state), None
+        if grads.initial_state is not None:
+            grads.initial_state.copy_(entering[:, :, 0])
+    backward_from_states(run, p, do, entering, leaving, edges, decays, grads)
 
 
 def backward_from_states(

@@ -10,10 +10,11 @@ import triton
 from torch import Tensor
 
 from fulmen.gpu.architectures import Architecture, architecture_of
-from fulmen.gpu.tiles import Tile, fold_tile, launch_options, padded, recurrent_tile, scan_tile
+from fulmen.gpu.tiles import Tile, fold_tile, launch_options, padded, recurrent_tile, scan_tile, sum_tile
 from fulmen.linear_attention.problem import Attention, States
 from fulmen.linear_attention.triton import operands
 from fulmen.linear_attention.triton.operands import UNIT, Cut, Tokens
+from fulmen.linear_attention.triton.packed import clear_rest
 from fulmen.linear_attention.triton.recurrent import recur
 from fulmen.linear_attention.triton.scan import scan
 from fulmen.linear_attention.triton.states import fold, sum_segments, summarise
@@ -108,7 +109,7 @@ class Launcher:
             self.decays.shared, *(reversed(channels) if transposed else channels),
             self.states(operands.readable_state(entering), transposed), self.states(leaving, transposed),
             *self.gradient(gradient, transposed),
-            self.cut, self.heads, write_size, scale,
+            *self.cut, self.heads, write_size, scale,
             C=tile.chunk, R=padded(read_size), S=tile.slices, W=tile.width, LEVELS=tile.chunk.bit_length() - 1,
             PER_TOKEN=self.decays.per_token, BACKWARD=backward,
             PRECISION=self.precision("two terms" if gradient is None else "three terms"),
@@ -136,7 +137,7 @@ class Launcher:
             return
         summarise[(programs,)](
             self.tokens(y), self.tokens(z), self.decays.shared, self.decays.key, self.decays.value,
-            self.states(edges), self.cut, self.heads, scale,
+            self.states(edges), *self.cut, self.heads, scale,
             C=tile.chunk, R=padded(self.key_size), S=tile.slices, W=tile.width, PER_TOKEN=self.decays.per_token,
             BACKWARD=backward, CARRY=carry, PRECISION=self.precision("three terms"),
             **launch_options(tile),
@@ -157,7 +158,7 @@ class Launcher:
             self.totals(shared if self.decays.per_token else None, edges),
             self.totals(self.decays.key, edges),
             self.totals(self.decays.value, edges),
-            self.cut, self.heads, self.key_size, self.value_size,
+            *self.cut, self.heads, self.key_size, self.value_size,
             R=rows, W=width, BACKWARD=backward, **launch_options(tile),
         )  # fmt: skip
 
@@ -166,12 +167,11 @@ class Launcher:
         if decay is None:
             return None
         sums = like.new_empty(self.sequences, self.cut.segments, self.heads, decay.size)
-        tile = fold_tile()
-        width = min(tile.width, padded(decay.size))
-        programs = self.sequences * self.cut.segments * self.heads * triton.cdiv(decay.size, width)
+        tile = sum_tile(decay.size)
+        programs = self.sequences * self.cut.segments * self.heads * triton.cdiv(decay.size, tile.width)
         sum_segments[(programs,)](
-            decay, self.tokens(sums), self.cut, self.heads,
-            C=tile.chunk, K=width, **launch_options(tile),
+            decay, self.tokens(sums), *self.cut, self.heads,
+            C=tile.chunk, K=tile.width, **launch_options(tile),
         )  # fmt: skip
         return self.tokens(sums)
 
@@ -186,10 +186,24 @@ class Launcher:
         decay = self.decays.shared if self.decays.key is None else self.decays.key
         recur[(programs,)](
             self.tokens(q), self.tokens(k), self.tokens(v), decay, self.decays.value, self.tokens(output),
-            self.states(operands.readable_state(entering)), self.states(leaving), self.cut, self.heads, scale,
+            self.states(operands.readable_state(entering)), self.states(leaving), *self.cut, self.heads, scale,
             D=padded(self.key_size), E=tile.width, PER_TOKEN=self.decays.per_token,
             PER_CHANNEL=self.decays.key is not None, **launch_options(tile),
         )  # fmt: skip
+
+    def clear_rest(self, *results: Tensor | None) -> None:
+        """Zeros behind the last packed sequence. Whether there is anything, only the device knows."""
+        if self.cut.cu_seqlens is None:
+            return
+        for result in results:
+            if result is None or result.ndim < 3 or result.numel() == 0:
+                continue
+            _, length, heads, *size = result.shape
+            tile = sum_tile(size[0] if size else 1)
+            clear_rest[(triton.cdiv(length, UNIT.value) * heads,)](
+                operands.tokens(result, heads), self.cut.cu_seqlens, length, self.sequences, heads,
+                C=UNIT.value, K=tile.width, **launch_options(tile),
+            )  # fmt: skip
 
     def tokens(self, x: Tensor | None) -> Tokens | None:
         return None if x is None else operands.tokens(x, self.heads)

@@ -37,8 +37,15 @@ class States(NamedTuple):
     column: int
 
 
+# Of a :class:`Cut`, as kernels take them: Triton would compile a kernel anew for a number that is 1 or divisible by 16.
+CUT_NUMBERS = ("length", "segments", "segment_tokens")
+
+
 class Cut(NamedTuple):
-    """How sequences are cut into segments: ``segments`` of ``tokens`` each, or of equal parts of a packed sequence."""
+    """How sequences are cut into segments: ``segments`` of ``tokens`` each, or of equal parts of a packed sequence.
+
+    Kernels take its fields one by one and put them together again.
+    """
 
     cu_seqlens: Any  # None where sequences are the batch
     length: int

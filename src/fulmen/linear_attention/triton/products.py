@@ -55,7 +55,7 @@ def product_of_terms(a, b, PRECISION: tl.constexpr):
 
 @triton.jit
 def sum_where(mask, x):
-    """Σ_t over ``mask[i, t]`` of ``x[t, :]`` (of each slice of x), to the last bit of float32.
+    """Σ_t over ``mask[i, t]`` of ``x[t, :]`` (of each slice of x), as float32 sums.
 
     ``x`` must be finite, for 0 · inf is NaN.
     """

@@ -5,15 +5,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fulmen.linear_attention.triton.operands import load_state, place, row_of, store_state
+from fulmen.linear_attention.triton.operands import CUT_NUMBERS, Cut, load_state, place, row_of, store_state
 
 
-@triton.jit
+@triton.jit(do_not_specialize=CUT_NUMBERS)
 def recur(
-    q, k, v, decay, decay_v, result, entering, leaving, cut, heads, scale,
+    q, k, v, decay, decay_v, result, entering, leaving,
+    cu_seqlens, length, segments, segment_tokens, heads, scale,
     D: tl.constexpr, E: tl.constexpr, PER_TOKEN: tl.constexpr, PER_CHANNEL: tl.constexpr,
 ):  # fmt: skip
     """S ← e^a ⊙ S ⊙ e^c + k vᵀ and o = scale · qᵀ S for each token; a program has all of D and a tile of E."""
+    cut = Cut(cu_seqlens, length, segments, segment_tokens)
     tiles = tl.cdiv(v.size, E)
     program = tl.program_id(0)
     tile, head, sequence = program % tiles, program // tiles % heads, program // (tiles * heads)

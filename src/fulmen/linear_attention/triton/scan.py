@@ -42,6 +42,8 @@ from fulmen.linear_attention.triton.decays import (
 )
 from fulmen.linear_attention.triton.inside_chunk import collect, contribution, scores, shared_gradient
 from fulmen.linear_attention.triton.operands import (
+    CUT_NUMBERS,
+    Cut,
     chunk_index,
     load_rows,
     load_state,
@@ -57,16 +59,17 @@ from fulmen.linear_attention.triton.products import THREE_TERMS, TWO_TERMS, prod
 NOTHING = tl.constexpr(2.0**-24)  # beside 1, in float32
 
 
-@triton.jit
+@triton.jit(do_not_specialize=CUT_NUMBERS)
 def scan(
     x, y, z, result,  # Tokens; without y and z, only the states that enter the segments are read
     decay, read_decay, write_decay,  # the shared decay, and those of the channels of either axis; Tokens or None
     entering, leaving,  # States by edge; None: zeros enter, what leaves is not stored
     m, decay_grad, given, edges,  # for the gradient of the written axis' decay; edges are the states S where S is dS
-    cut, heads, write_size, scale,
+    cu_seqlens, length, segments, segment_tokens, heads, write_size, scale,
     C: tl.constexpr, R: tl.constexpr, S: tl.constexpr, W: tl.constexpr, LEVELS: tl.constexpr,
     PER_TOKEN: tl.constexpr, BACKWARD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    cut = Cut(cu_seqlens, length, segments, segment_tokens)
     tiles = tl.cdiv(write_size, W)
     program = tl.program_id(0)
     tile, head = program % tiles, program // tiles % heads
@@ -141,6 +144,10 @@ def scan(
             if BACKWARD:
                 added *= scale
                 pairs *= scale
+            elif decay is None and not PER_CHANNEL:
+                # The condition always holds, but the compiler cannot know. It would otherwise let the product add to
+                # the state, and tensor cores cut off what does not fit: over 32768 tokens that adds up to 1e-4.
+                added = tl.where(valid > 0, added, 0.0)
             state += added
             if m is None:
                 values += collect(pairs, z_rows, None, write_logs, rows, LEVELS, BACKWARD, INSIDE)[0]
@@ -176,6 +183,8 @@ def scan(
                     gradient += forward
                     # All tokens of the chunk counted for its first one: there stands what the forward walk gave.
                     held += tl.sum(tl.where((rows == 0)[:, None], forward, 0.0), 0)
+                if not CHANNEL:
+                    tl.debug_barrier()  # all warps have read the one column that one of them overwrites
                 store_rows(decay_grad, batch, t, head, rows, valid, columns, gradient)
 
     if leaving is not None:

@@ -8,6 +8,8 @@ import triton.language as tl
 from fulmen.linear_attention.triton.decays import channel_logs, decayed, entering_mask, shared_logs
 from fulmen.linear_attention.triton.inside_chunk import contribution
 from fulmen.linear_attention.triton.operands import (
+    CUT_NUMBERS,
+    Cut,
     load_rows,
     load_state,
     place,
@@ -18,10 +20,10 @@ from fulmen.linear_attention.triton.operands import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=CUT_NUMBERS)
 def summarise(
     y, z, decay, read_decay, write_decay, edges,
-    cut, heads, scale,
+    cu_seqlens, length, segments, segment_tokens, heads, scale,
     C: tl.constexpr, R: tl.constexpr, S: tl.constexpr, W: tl.constexpr,
     PER_TOKEN: tl.constexpr, BACKWARD: tl.constexpr, CARRY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -30,6 +32,7 @@ def summarise(
 
     With ``CARRY`` one program walks all segments and the state goes along, from the one at the first edge.
     """
+    cut = Cut(cu_seqlens, length, segments, segment_tokens)
     tiles = tl.cdiv(z.size, W)
     program = tl.program_id(0)
     tile, head = program % tiles, program // tiles % heads
@@ -68,9 +71,12 @@ def summarise(
         store_state(edges, sequence, head, behind, reads, writes, y.size, z.size, state)
 
 
-@triton.jit
-def sum_segments(decay, totals, cut, heads, C: tl.constexpr, K: tl.constexpr):
+@triton.jit(do_not_specialize=CUT_NUMBERS)
+def sum_segments(
+    decay, totals, cu_seqlens, length, segments, segment_tokens, heads, C: tl.constexpr, K: tl.constexpr
+):  # fmt: skip
     """``totals`` ``[sequences, segments, H, K]``: the sum of the logarithms of a decay over each segment."""
+    cut = Cut(cu_seqlens, length, segments, segment_tokens)
     tiles = tl.cdiv(decay.size, K)
     program = tl.program_id(0)
     tile, head = program % tiles, program // tiles % heads
@@ -85,14 +91,16 @@ def sum_segments(decay, totals, cut, heads, C: tl.constexpr, K: tl.constexpr):
     tl.store(into, total, mask=columns < decay.size)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=CUT_NUMBERS)
 def fold(
-    edges, head_decay, shared_totals, read_totals, write_totals, cut, heads, read_size, write_size,
+    edges, head_decay, shared_totals, read_totals, write_totals,
+    cu_seqlens, length, segments, segment_tokens, heads, read_size, write_size,
     R: tl.constexpr, W: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
     """Turn what the segments add, at the edges behind them, into the states at these edges, in place:
     S ← e^total ⊙ S + (what the segment adds), from the state at the first edge (backward in time: at the last).
     """
+    cut = Cut(cu_seqlens, length, segments, segment_tokens)
     read_tiles, write_tiles = tl.cdiv(read_size, R), tl.cdiv(write_size, W)
     program = tl.program_id(0)
     reads = program // write_tiles % read_tiles * R + tl.arange(0, R)

@@ -7,7 +7,7 @@ import triton
 from torch import Tensor
 
 from fulmen.gpu.architectures import Architecture, architecture_of
-from fulmen.gpu.tiles import Tile, launch_options, padded, tpa_tile
+from fulmen.gpu.tiles import Tile, launch_options, padded, tpa_ranks, tpa_tile
 from fulmen.linear_attention.triton import on_its_device
 from fulmen.linear_attention.triton.operands import Tokens
 from fulmen.tensors import dense
@@ -17,7 +17,6 @@ from fulmen.tpa.triton.kernels import decode, merge
 SHORTEST_SLICE = 256  # tokens
 GROUP = 16  # heads of a program with split="head", the fewest that tensor cores take
 MOST_TOKENS = 64  # of a chunk
-MOST_RANKS = 64  # with more of them, q is cheaper than its factors
 
 
 @on_its_device
@@ -64,11 +63,12 @@ def launch_decode(
     batch, slices, heads, value_size = output.shape
     rank, key_rank, value_rank = p.ranks
     factors = (operand(x) for x in p[:6])
+    ranks = tpa_ranks(p.bk.shape[3], p.aq.dtype)
     decode[(batch * slices * triton.cdiv(heads, tile.width),)](
         *factors, operand(output), maxima, sums, _lengths(p),
         p.tokens, slices, tokens, heads, rank, key_rank, value_rank, p.scale / (rank * key_rank),
-        H=tile.width, R=min(padded(rank), MOST_RANKS),
-        D=padded(p.bk.shape[3]), E=padded(value_size), C=tile.chunk, FORMS_Q=rank > MOST_RANKS,
+        H=tile.width, R=min(padded(rank), ranks),
+        D=padded(p.bk.shape[3]), E=padded(value_size), C=tile.chunk, FORMS_Q=rank > ranks,
         SINGLE=architecture.single if p.aq.dtype == torch.float32 else None,
         **launch_options(tile),
     )  # fmt: skip

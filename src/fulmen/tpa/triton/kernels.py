@@ -17,7 +17,7 @@ from fulmen.linear_attention.triton.products import THREE_TERMS, TWO_TERMS, prod
 INFINITY = tl.constexpr(float("inf"))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("tokens", "slices", "slice_tokens"))  # they grow as tokens are decoded
 def decode(
     aq, ak, av, bq, bk, bv, output, maxima, sums, seqlens,
     tokens, slices, slice_tokens, heads, rank, key_rank, value_rank, scale,
@@ -89,7 +89,7 @@ def decode(
     tl.store(into, result.to(output.pointer.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("tokens", "slices"))
 def merge(partial, maxima, sums, output, seqlens, tokens, slices, heads, value_rank, E: tl.constexpr):
     """The slices of one sample and head, in order."""
     program = tl.program_id(0)
