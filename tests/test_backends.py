@@ -1,13 +1,15 @@
 import shutil
 import warnings
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import fulmen
 from fulmen.backends import _BACKENDS, Backend, choose
-from fulmen.gpu.availability import why_gpus_are_too_old
+from fulmen.gpu import architectures
+from fulmen.gpu.architectures import architecture_of, why_unsupported
 
 
 def test_every_backend_says_what_it_takes_or_why_it_is_unavailable():
@@ -34,8 +36,8 @@ def test_the_list_is_a_copy():
 
 def test_auto_never_chooses_the_reference():
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
-        assert choose("auto", "cpu", dtype) != "reference"
-        assert choose("auto", "xpu", dtype) == "torch"
+        assert choose("auto", torch.device("cpu"), dtype) != "reference"
+        assert choose("auto", torch.device("xpu"), dtype) == "torch"
 
 
 def test_a_backend_refuses_with_a_reason():
@@ -51,20 +53,48 @@ def test_a_backend_refuses_with_a_reason():
 
 def test_an_unknown_backend():
     with pytest.raises(ValueError, match="backend must be one of 'auto'"):
-        choose("fastest", "cpu", torch.float32)
+        choose("fastest", torch.device("cpu"), torch.float32)
 
 
-@pytest.mark.parametrize(("capability", "chosen"), [((7, 5), "torch"), ((8, 0), "triton"), ((12, 0), "triton")])
-def test_old_gpus_are_left_to_torch_with_a_warning(monkeypatch, capability, chosen):
+def a_gpu(major=9, minor=0, name=""):
+    return SimpleNamespace(major=major, minor=minor, gcnArchName=name, multi_processor_count=1)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "hip", "told"),
+    [
+        (a_gpu(7, 5), None, "need compute capability 8.0 (bfloat16 tensor cores), and this GPU has 7.5"),
+        (a_gpu(8, 0), None, "sm_80"),
+        (a_gpu(12, 1), None, "sm_120"),
+        (a_gpu(name="gfx1100"), "7.0", "and this GPU is gfx1100"),
+        (a_gpu(name="gfx90a:sramecc+:xnack-"), "7.0", "gfx942"),
+        (a_gpu(name="gfx950:sramecc+"), "7.0", "gfx950"),
+    ],
+)
+def test_gpus_that_kernels_are_not_made_for_are_left_to_torch_with_a_warning(monkeypatch, gpu, hip, told):
+    """Each GPU by itself: a machine may have others. The rest is one of the architectures."""
     triton = fulmen.backends()["triton"]
     monkeypatch.setitem(_BACKENDS, "triton", replace(triton, available=True, reason="", devices=("cuda",)))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    why_gpus_are_too_old.cache_clear()
+    monkeypatch.setattr(torch.version, "hip", hip)
+    gpus = [a_gpu(name="gfx942"), gpu]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpus[device.index])
+    monkeypatch.setattr(architectures, "interpreted", lambda: False)
+    first, second = (torch.device("cuda", index) for index in range(2))
+    why_unsupported.cache_clear()
     try:
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
-            assert choose("auto", "cuda", torch.float16) == chosen
-        assert [str(w.message) for w in told if "compute capability 8.0" in str(w.message)] or chosen == "triton"
+            assert choose("auto", first, torch.float16) == "triton"
+            assert not warned
+            chosen = choose("auto", second, torch.float16)
+        if told in architectures.ARCHITECTURES:
+            assert chosen == "triton"
+            assert architecture_of(second).name == told
+        else:
+            assert chosen == "torch"
+            assert told in str(warned[0].message)
+            with pytest.raises(RuntimeError, match="use backend='torch'"):
+                architecture_of(second)
     finally:
-        why_gpus_are_too_old.cache_clear()
+        why_unsupported.cache_clear()
+        architectures._architecture_of.cache_clear()

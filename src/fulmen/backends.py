@@ -9,8 +9,8 @@ from functools import cache
 import torch
 
 from fulmen import core
-from fulmen.gpu.architectures import interpreted
-from fulmen.gpu.availability import why_gpus_are_too_old, why_triton_is_unavailable
+from fulmen.gpu.architectures import interpreted, why_unsupported
+from fulmen.gpu.availability import why_triton_is_unavailable
 
 _HALF_AND_SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 _TRITON_UNAVAILABLE = why_triton_is_unavailable()
@@ -103,13 +103,14 @@ def _warn_once(message: str) -> None:
     warnings.warn(message, stacklevel=4)
 
 
-def choose(backend: str, device: str, dtype: torch.dtype) -> str:
+def choose(backend: str, device: torch.device, dtype: torch.dtype) -> str:
     """The backend that a call with tensors of ``dtype`` on ``device`` runs on."""
     if backend == "auto":
         chosen = next(name for name in _PREFERENCE if not _refusal(name, device, dtype))
-        if chosen == "torch" and device in _FASTEST and dtype in _HALF_AND_SINGLE and not torch.compiler.is_compiling():
-            reason = _refusal(_FASTEST[device], device, dtype)
-            _warn_once(f"the torch backend serves {device} tensors, several times slower: {reason}")
+        fastest = _FASTEST.get(device.type)
+        if chosen == "torch" and fastest and dtype in _HALF_AND_SINGLE and not torch.compiler.is_compiling():
+            reason = _refusal(fastest, device, dtype)
+            _warn_once(f"the torch backend serves {device.type} tensors, several times slower: {reason}")
         return chosen
     if backend not in _BACKENDS:
         raise ValueError(f"backend must be one of 'auto', {', '.join(map(repr, _BACKENDS))}; got {backend!r}")
@@ -118,8 +119,8 @@ def choose(backend: str, device: str, dtype: torch.dtype) -> str:
     return backend
 
 
-def _refusal(name: str, device: str, dtype: torch.dtype) -> str:
-    refusal = _BACKENDS[name].refuses(device, dtype)
-    if name == "triton" and device == "cuda" and not refusal and not torch.compiler.is_compiling():
-        refusal = why_gpus_are_too_old()  # asked here and not at import: asking starts CUDA
+def _refusal(name: str, device: torch.device, dtype: torch.dtype) -> str:
+    refusal = _BACKENDS[name].refuses(device.type, dtype)
+    if name == "triton" and device.type == "cuda" and not refusal and not torch.compiler.is_compiling():
+        refusal = why_unsupported(device)  # asked here and not at import: asking starts CUDA
     return refusal

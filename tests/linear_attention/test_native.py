@@ -286,7 +286,7 @@ del sys.modules["fulmen.backends"]
 import fulmen.backends as backends
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    names = [backends.choose("auto", "cpu", torch.float32) for _ in range(2)]
+    names = [backends.choose("auto", torch.device("cpu"), torch.float32) for _ in range(2)]
 print(names, [str(w.message) for w in caught], backends.backends()["native"].reason)
 """
     assert in_new_process(code).stdout.strip() == (

@@ -139,6 +139,15 @@ def test_a_forgotten_state_has_no_gradient():
     assert not gradient[forgotten].any()
 
 
+@pytest.mark.parametrize("form", ["token", "key", "key+value"])
+def test_the_first_decay_of_an_empty_state_has_no_gradient(form):
+    """Nothing is there to decay, so the gradient is exactly 0, and not what is left of a difference."""
+    results = run(RAGGED.of(form=form, batch=1, initial=False), backend="triton")
+    for name in {"ddecay", "ddecay_v"} & set(results):
+        assert not results[name][:, 0].any()
+        assert results[name][:, 1].any()
+
+
 @pytest.mark.skipif(not interpreted(), reason="it is about the interpreter")
 def test_bfloat16_in_the_interpreter_rounds_as_torch_does():
     import triton

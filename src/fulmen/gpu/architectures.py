@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -46,8 +47,9 @@ ARCHITECTURES = {
 }
 # The decays that kernels are inspected with, the published ones; "learnable" is "constant" with a gradient.
 DECAYS = ("none", "constant", "learnable", "token", "key", "key+value")
-# Compute capabilities without an entry of their own, by what they share with one: mostly the shared memory.
-_SAME_AS = {86: "sm_120", 87: "sm_80", 89: "sm_120", 103: "sm_100", 121: "sm_120"}
+# GPUs without an entry of their own, by what they share with one: mostly the shared memory.
+_SAME_AS = {"sm_86": "sm_120", "sm_87": "sm_80", "sm_89": "sm_120", "sm_103": "sm_100", "sm_121": "sm_120"}
+_SAME_AS |= dict.fromkeys(("gfx908", "gfx90a", "gfx940", "gfx941"), "gfx942")
 OLDEST_GPU = (8, 0)  # compute capability
 
 _pretended: Architecture | None = None
@@ -78,27 +80,42 @@ def architecture_of(device: torch.device) -> Architecture:
 def _architecture_of(device: torch.device) -> Architecture:
     if interpreted() or device.type != "cuda":
         return ARCHITECTURES["sm_80"]
+    if reason := why_unsupported(device):
+        raise RuntimeError(f"{reason}: use backend='torch'")
     properties = torch.cuda.get_device_properties(device)
     if torch.version.hip:
-        name = properties.gcnArchName.partition(":")[0]
-        found = ARCHITECTURES.get(name, ARCHITECTURES["gfx942"])
+        name = _amd_name(properties)
+        found = ARCHITECTURES[_SAME_AS.get(name, name)]
     else:
-        if reason := why_too_old((properties.major, properties.minor)):
-            raise RuntimeError(f"{reason}: use backend='torch'")
         capability = 10 * properties.major + properties.minor
         known = [a for a in ARCHITECTURES.values() if isinstance(a.target, int) and a.target <= capability]
-        found = ARCHITECTURES[_SAME_AS.get(capability, known[-1].name)]
+        found = ARCHITECTURES[_SAME_AS.get(f"sm_{capability}", known[-1].name)]
     return replace(found, multiprocessors=properties.multi_processor_count)
 
 
-def why_too_old(capability: tuple[int, int]) -> str:
-    """Why the kernels do not run on an NVIDIA GPU, in one sentence; empty if they do."""
-    if capability >= OLDEST_GPU:
+@cache
+def why_unsupported(device: torch.device) -> str:
+    """Why the kernels are not made for a GPU, in one sentence; empty if they are. Starts CUDA."""
+    properties = torch.cuda.get_device_properties(device)
+    if torch.version.hip:
+        name, made_for = _amd_name(properties), [name for name in (*_SAME_AS, *ARCHITECTURES) if name.startswith("gfx")]
+        return (
+            "" if name in made_for else f"the Triton kernels are made for {', '.join(made_for)}, and this GPU is {name}"
+        )
+    if (properties.major, properties.minor) >= OLDEST_GPU:
         return ""
-    needed, found = (".".join(map(str, version)) for version in (OLDEST_GPU, capability))
-    return f"the Triton kernels need compute capability {needed} (bfloat16 tensor cores), and this GPU has {found}"
+    oldest = ".".join(map(str, OLDEST_GPU))
+    return (
+        f"the Triton kernels need compute capability {oldest} (bfloat16 tensor cores), and this GPU has "
+        f"{properties.major}.{properties.minor}"
+    )
+
+
+def _amd_name(properties: Any) -> str:
+    name: str = properties.gcnArchName
+    return name.partition(":")[0]
 
 
 def interpreted() -> bool:
-    """Whether Triton runs its kernels in the interpreter, on CPU tensors."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
+    """Whether Triton runs its kernels in the interpreter, on CPU tensors: as Triton itself reads the variable."""
+    return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")

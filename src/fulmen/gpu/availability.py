@@ -1,14 +1,13 @@
-"""Whether Triton kernels can run here, told without importing triton."""
+"""Whether Triton kernels can run here, told without importing triton where it has its own name."""
 
 from __future__ import annotations
 
-from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 
 import torch
 
-from fulmen.gpu.architectures import OLDEST_GPU, interpreted, why_too_old
+from fulmen.gpu.architectures import interpreted
 
 OLDEST_TRITON = (3, 7)
 
@@ -19,15 +18,6 @@ def why_triton_is_unavailable() -> str:
     if not interpreted() and torch.cuda.device_count() == 0:
         return "torch finds no CUDA or HIP device"
     return why_triton_is_missing()
-
-
-@cache
-def why_gpus_are_too_old() -> str:
-    """One sentence; empty if the kernels are made for a GPU of this machine. Starts CUDA."""
-    if torch.version.hip:
-        return ""
-    best = max((torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())), default=OLDEST_GPU)
-    return why_too_old(best)
 
 
 def why_triton_is_missing() -> str:

@@ -103,7 +103,7 @@ def linear_attention(
     """
     q, k, v = autocast(q, k, v)
     check_attention(q, k, v, decay, decay_v, scale, initial_state, return_state, cu_seqlens, schedule)
-    backend = choose(backend, q.device.type, q.dtype)
+    backend = choose(backend, q.device, q.dtype)
     output, state = _attention(
         q, k, v, decay, decay_v, float(scale), initial_state, cu_seqlens, schedule, return_state, backend
     )
@@ -140,7 +140,7 @@ def linear_attention_step(
     """
     q, k, v = autocast(q, k, v)
     check_step(q, k, v, state, decay, decay_v, scale)
-    backend = choose(backend, q.device.type, q.dtype)
+    backend = choose(backend, q.device, q.dtype)
     return _step(q, k, v, state, decay, decay_v, float(scale), backend)
 
 
@@ -172,5 +172,5 @@ def chunk_states(
     """
     k, v = autocast(k, v)
     check_states(k, v, decay, decay_v, initial_state, chunk_size, schedule)
-    backend = choose(backend, k.device.type, k.dtype)
+    backend = choose(backend, k.device, k.dtype)
     return _states(k, v, decay, decay_v, initial_state, min(int(chunk_size), _LONGEST_CHUNK), schedule, backend)

@@ -50,7 +50,7 @@ def output_gated_attention(
     """
     q, k, v, g = autocast(q, k, v, g)
     check_gated_attention(q, k, v, g, cache)
-    backend = choose(backend, q.device.type, q.dtype)
+    backend = choose(backend, q.device, q.dtype)
     if backend == "reference":
         return reference.output_gated_attention(q, k, v, g)
     differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, g))

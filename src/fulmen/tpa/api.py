@@ -58,6 +58,6 @@ def tpa_decode(
     """
     aq, ak, av, bq, bk, bv = autocast(aq, ak, av, bq, bk, bv)
     check_decode(aq, ak, av, bq, bk, bv, scale, seqlens, split)
-    backend = choose(backend, aq.device.type, aq.dtype)
+    backend = choose(backend, aq.device, aq.dtype)
     scale = None if scale is None else float(scale)
     return torch.ops.fulmen.tpa_decode.default(aq, ak, av, bq, bk, bv, scale, seqlens, split, backend)

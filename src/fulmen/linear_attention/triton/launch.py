@@ -61,6 +61,7 @@ class Launcher:
         self.architecture: Architecture = architecture_of(p.k.device)
         self.small = small
         self.decays = decays_of(p, self.heads)
+        self.starts_empty = int(p.initial_state is None)
 
     def precision(self, of_halves: str) -> str:
         """How products are computed; see :mod:`fulmen.linear_attention.triton.products`."""
@@ -108,7 +109,7 @@ class Launcher:
             self.tokens(x), self.tokens(y), self.tokens(z), self.tokens(result),
             self.decays.shared, *(reversed(channels) if transposed else channels),
             self.states(operands.readable_state(entering), transposed), self.states(leaving, transposed),
-            *self.gradient(gradient, transposed),
+            *self.gradient(gradient, transposed), self.starts_empty,
             *self.cut, self.heads, write_size, scale,
             C=tile.chunk, R=padded(read_size), S=tile.slices, W=tile.width, LEVELS=tile.chunk.bit_length() - 1,
             PER_TOKEN=self.decays.per_token, BACKWARD=backward,

@@ -59,12 +59,13 @@ from fulmen.linear_attention.triton.products import THREE_TERMS, TWO_TERMS, prod
 NOTHING = tl.constexpr(2.0**-24)  # beside 1, in float32
 
 
-@triton.jit(do_not_specialize=CUT_NUMBERS)
+@triton.jit(do_not_specialize=(*CUT_NUMBERS, "starts_empty"))
 def scan(
     x, y, z, result,  # Tokens; without y and z, only the states that enter the segments are read
     decay, read_decay, write_decay,  # the shared decay, and those of the channels of either axis; Tokens or None
     entering, leaving,  # States by edge; None: zeros enter, what leaves is not stored
     m, decay_grad, given, edges,  # for the gradient of the written axis' decay; edges are the states S where S is dS
+    starts_empty,  # 1 where no state enters the sequences, else 0
     cu_seqlens, length, segments, segment_tokens, heads, write_size, scale,
     C: tl.constexpr, R: tl.constexpr, S: tl.constexpr, W: tl.constexpr, LEVELS: tl.constexpr,
     PER_TOKEN: tl.constexpr, BACKWARD: tl.constexpr, PRECISION: tl.constexpr,
@@ -165,7 +166,10 @@ def scan(
 
         if m is not None:
             if BACKWARD:
-                held = tl.where(remaining(logs, write_logs) > NOTHING, held - exchanged, 0.0)
+                # Nothing crosses the first chunk of a sequence that starts empty. This is not left to a difference, so
+                # that the gradient is an exact 0 where no pair exists.
+                crosses = (remaining(logs, write_logs) > NOTHING) & ((t > start) | (starts_empty == 0))
+                held = tl.where(crosses, held - exchanged, 0.0)
                 gradient += held[None, :]  # here it is what crosses the chunk
             else:
                 gradient *= scale
