@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from functools import cache
 from importlib import import_module
 from io import StringIO
 from typing import Any, NamedTuple
@@ -45,7 +47,7 @@ def _used_by(function: JITCallable, found: dict[str, str] | None = None) -> dict
     """The source of a function and of all it calls, and the constants they read. (Triton's own hash of a function also
     depends on which others were hashed before it.)"""
     found = {} if found is None else found
-    found[f"{function.module}.{function.__name__}"] = function.src
+    found[f"{function.module}.{function.__name__}"] = _without_comments(function.src)
     for name in function.fn.__code__.co_names:
         value = function.__globals__.get(name)
         if isinstance(value, JITCallable) and f"{value.module}.{value.__name__}" not in found:
@@ -53,6 +55,11 @@ def _used_by(function: JITCallable, found: dict[str, str] | None = None) -> dict
         elif isinstance(value, triton.language.constexpr):
             found[f"{function.module}.{name}"] = repr(value)
     return found
+
+
+@cache
+def _without_comments(source: str) -> str:
+    return ast.unparse(ast.parse(source))
 
 
 def resources(launch: Launch, architecture: Architecture) -> Resources:
