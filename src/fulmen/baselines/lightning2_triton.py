@@ -10,19 +10,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fulmen.gpu.architectures import architecture_of, interpreted
+from fulmen.gpu.architectures import architecture_of
+from fulmen.gpu.launching import on_its_device
 from fulmen.gpu.tiles import padded
-
-if interpreted():
-    from fulmen.gpu.interpreter import correct_bfloat16
-
-    correct_bfloat16()
 
 BLOCK = 256  # tokens between two states of the parallel form
 ROWS = 64  # tokens at a time, in both forms
 WIDTH = 32  # channels of z in one program
 
 
+@on_its_device
 def loop_walk(x: Tensor, y: Tensor, z: Tensor, decay: Tensor, backward: bool) -> Tensor:
     x, y, z, decay = (t.contiguous() for t in (x, y, z, decay))
     batch, heads, _, write = z.shape
@@ -32,6 +29,7 @@ def loop_walk(x: Tensor, y: Tensor, z: Tensor, decay: Tensor, backward: bool) ->
     return result
 
 
+@on_its_device
 def parallel_walk(x: Tensor, y: Tensor, z: Tensor, decay: Tensor, backward: bool) -> Tensor:
     x, y, z, decay = (t.contiguous() for t in (x, y, z, decay))
     batch, heads, length, write = z.shape

@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from fulmen.gpu.architectures import Architecture, pretend
+from fulmen.gpu.architectures import Architecture, interpreted, pretend
 from fulmen.gpu.memory import Memory
 
 
@@ -95,6 +95,8 @@ def recorder(launches: list[Launch]) -> Any:
 @contextmanager
 def dry_run(architecture: Architecture) -> Iterator[tuple[list[Launch], Memory]]:
     """A block in which tensors are fake (make them with ``device="cpu"``) and launches recorded."""
+    if interpreted():
+        raise RuntimeError("unset TRITON_INTERPRET: what Triton interprets it neither compiles nor records")
     launches: list[Launch] = []
     before = driver._active, JITFunction._do_compile
     driver.set_active(RecordingDriver(architecture))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from fulmen.gpu.architectures import ARCHITECTURES, interpreted
+from fulmen.gpu.architectures import ARCHITECTURES
 from fulmen.gpu.availability import why_triton_is_missing
 
 if TYPE_CHECKING:
@@ -189,8 +189,6 @@ def _cache() -> Path:
 
 def reports(archs: list[str], decays: list[str], kernel: str | None, everything: bool) -> list[Report]:
     """The table that the options ask for, compiled on all cores."""
-    if interpreted():
-        raise RuntimeError("unset TRITON_INTERPRET: kernels that are interpreted are not compiled")
     if missing := why_triton_is_missing():
         raise RuntimeError(missing)
     from fulmen.gpu.compilation import key_of

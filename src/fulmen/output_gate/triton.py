@@ -16,8 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from fulmen.gpu.architectures import architecture_of
+from fulmen.gpu.launching import on_its_device
 from fulmen.gpu.tiles import gate_rows_tile, gate_sum_tile
-from fulmen.linear_attention.triton import on_its_device
 from fulmen.linear_attention.triton.operands import (
     load_rows,
     load_state,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +17,7 @@ from fulmen.verify.check import Target
 
 DECAYS = ("none", "constant", "token", "key", "key+value")
 SOFTMAX = "softmax"
+LARGEST_CALL = 36  # bytes for each element of q: decays for keys and values, all gradients, and a little to spare
 
 
 class Size(NamedTuple):
@@ -33,10 +36,15 @@ class Workspace(NamedTuple):
     allowed: int
 
 
+@cache
 def size_of(target: Target) -> Size:
-    """That of the published tables on a GPU; what takes seconds elsewhere, and next to nothing in the interpreter."""
+    """That of the published tables on a GPU, or as many of its tokens as the free memory takes; what takes seconds
+    elsewhere, and next to nothing in the interpreter."""
     if target.device == "cuda":
-        return Size(4, 32768, 32, 128)
+        size = Size(4, 4096 if target.quick else 32768, 32, 128)
+        while prod(size) * LARGEST_CALL > torch.cuda.mem_get_info()[0]:
+            size = size._replace(length=size.length // 2)
+        return size
     if target.interpreted:
         return Size(1, 32, 1, 16)
     return Size(1, 512 if target.quick else 8192, 4, 128)
@@ -51,23 +59,21 @@ def allowed_workspace(target: Target, mode: str) -> int:
 
 def tensors(size: Size, decay: str, device: str) -> dict[str, Tensor]:
     """The arguments of a call in bfloat16, with the values of the lasd report."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(device).manual_seed(0)
 
-    def random(*channels: int) -> Tensor:
-        shape = size.batch, size.length, size.heads, *channels
-        return torch.randn(shape, generator=generator, device="cpu")
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device)
 
-    call = {name: random(size.dim) for name in "qkv"}
-    call |= {name: normalize(call[name], dim=-1) for name in "qk"}
-    call = {name: x.bfloat16() for name, x in call.items()}
+    tokens = size.batch, size.length, size.heads
+    call = {name: normalize(random(*tokens, size.dim), dim=-1).bfloat16() for name in "qk"}
+    call["v"] = random(*tokens, size.dim).bfloat16()
     key, _, value = decay.partition("+")
-    if key == "constant":
-        call["decay"] = logsigmoid(torch.randn(size.heads, generator=generator, device="cpu"))
-    elif key != "none":
-        call["decay"] = logsigmoid(random(*[size.dim] * (key == "key")))
+    if key != "none":
+        shape = {"constant": (size.heads,), "token": tokens, "key": (*tokens, size.dim)}[key]
+        call["decay"] = logsigmoid(random(*shape))
     if value:
-        call["decay_v"] = logsigmoid(random(size.dim))
-    return {name: x.to(device) for name, x in call.items()}
+        call["decay_v"] = logsigmoid(random(*tokens, size.dim))
+    return call
 
 
 def decays_of(target: Target) -> tuple[str, ...]:

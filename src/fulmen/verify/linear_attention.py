@@ -18,6 +18,7 @@ from fulmen.verify.check import DTYPES, Check, Target
 
 # Ragged, not a multiple of anything, and more than one chunk of every kernel.
 RAGGED = Case(batch=1, length=67, key_dim=20, value_dim=9, scale=0.3)
+LONG = 32768
 
 
 def checks(target: Target) -> Iterator[Check]:
@@ -30,9 +31,13 @@ def checks(target: Target) -> Iterator[Check]:
             yield Check("linear_attention_step", describe(case), partial(steps, target, case))
             case = ragged.of(form=form, dtype=dtype)
             yield Check("chunk_states", describe(case), partial(states, target, case))
-    for form in ("head",) if target.quick else ("head", "key+value"):
+    for form in ("head",) if target.quick else ("head", "token", "key+value"):
         case = ragged.of(form=form, dtype=torch.bfloat16)
+        if target.device == "cuda":  # enough to keep all of it busy
+            case = case.of(batch=4, length=4000, key_dim=128, value_dim=128)
         yield Check("linear_attention", f"the same bits twice, {describe(case)}", partial(twice, target, case))
+    if not target.interpreted:
+        yield Check("linear_attention", f"the state of {LONG} tokens without decay", partial(long_sum, target))
 
 
 def ragged_case(target: Target) -> Case:
@@ -76,6 +81,15 @@ def attention(target: Target, case: Case, schedule: str) -> list[str]:
 def twice(target: Target, case: Case) -> list[str]:
     first, second = (cases.run(case, target.device, backend=target.backend) for _ in range(2))
     return [f"{name} differs from call to call" for name, x in first.items() if not torch.equal(x, second[name])]
+
+
+def long_sum(target: Target) -> list[str]:
+    """Σ k vᵀ: sums that are rounded as they grow, rather than once for each chunk, lose digits here."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, LONG, 2, 64, generator=generator).bfloat16().to(target.device) for _ in range(3))
+    _, state = fulmen.linear_attention(q, k, v, return_state=True, schedule="loop", backend=target.backend)
+    exact = torch.einsum("bnhd,bnhe->bhde", k.double().cpu(), v.double().cpu())
+    return deviations({"state": state}, {"state": exact}, target.backend)
 
 
 def steps(target: Target, case: Case) -> list[str]:

@@ -8,39 +8,17 @@ few as fill the card. The backward walks forward in time for dq, and backward in
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
-from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from fulmen.gpu.architectures import interpreted
+from fulmen.gpu.launching import on_its_device
 from fulmen.linear_attention.problem import Attention, Gradients, States, Step, sum_shared_heads
 from fulmen.linear_attention.triton.launch import DecayGradient, Launcher, cut_attention
 from fulmen.linear_attention.triton.operands import Cut, readable
 
-if interpreted():
-    from fulmen.gpu.interpreter import correct_bfloat16
-
-    correct_bfloat16()
-
-
 AnyCall = TypeVar("AnyCall", Attention, States)
-Run = TypeVar("Run", bound=Callable[..., None])
-
-
-def on_its_device(run: Run) -> Run:
-    """Launch where the tensors of a call are, the first of which is always there: Triton launches on the current
-    device."""
-
-    @wraps(run)
-    def switched(p: Any, *args: Any) -> None:
-        with torch.cuda.device(p[0].device) if p[0].is_cuda else nullcontext():
-            run(p, *args)
-
-    return cast(Run, switched)
 
 
 @on_its_device

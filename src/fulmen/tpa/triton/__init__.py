@@ -7,8 +7,8 @@ import triton
 from torch import Tensor
 
 from fulmen.gpu.architectures import Architecture, architecture_of
+from fulmen.gpu.launching import on_its_device
 from fulmen.gpu.tiles import Tile, launch_options, padded, tpa_ranks, tpa_tile
-from fulmen.linear_attention.triton import on_its_device
 from fulmen.linear_attention.triton.operands import Tokens
 from fulmen.tensors import dense
 from fulmen.tpa.problem import Decode
