@@ -46,6 +46,47 @@ def test_launches_that_compile_to_the_same_code_are_compiled_once():
     assert len(set(keys.values())) == 4
 
 
+def compiled_at(lengths, call):
+    """Of each kernel that the calls launch, the lengths at which it is compiled."""
+    from fulmen.gpu.compilation import key_of
+    from fulmen.gpu.dry_run import dry_run
+
+    architecture, kernels, found = ARCHITECTURES["sm_90"], {}, set()
+    for length in lengths:
+        with dry_run(architecture) as (launches, _):
+            call(length)
+        for launch in launches:
+            key = key_of(launch, architecture)
+            if key not in found:
+                kernels.setdefault(launch.kernel, []).append(length)
+            found.add(key)
+    return kernels
+
+
+def test_lengths_do_not_make_kernels_of_linear_attention_compile_anew():
+    """A walk with one segment is one kernel, and with several another; at no other length is anything compiled."""
+    from fulmen.gpu.workloads import attention
+    from fulmen.linear_attention import triton
+
+    def call(length):
+        p = attention("token", torch.bfloat16, 128, 128, 1, length, 16)
+        triton.forward(p, torch.empty(p.output_shape, dtype=torch.bfloat16), None)
+
+    lengths = (1, 2, 15, 16, 128, 1000, 1024, 1040, 4096, 5000, 32768, 100_000)
+    kernels = compiled_at(lengths, call)
+    assert kernels == {"scan": [1, 1040], "summarise": [1040], "sum_segments": [1040], "fold": [1040]}
+
+
+def test_decoding_does_not_compile_as_it_goes_on():
+    from fulmen.gpu.workloads_tpa import _backend, call
+
+    def decode(length):
+        p = call(torch.bfloat16, 128, 128, tokens=length, batch=1)
+        _backend.forward(p, torch.empty(p.output_shape, dtype=torch.bfloat16))
+
+    assert compiled_at((1, 2, 16, 256, 257, 272, 3843, 3920, 8000), decode) == {"decode": [1, 257], "merge": [257]}
+
+
 def test_what_was_kept_is_found_by_any_choice_of_kernels():
     """In processes of their own: Triton remembers what it has seen."""
     program = """

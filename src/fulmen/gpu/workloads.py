@@ -69,6 +69,13 @@ def linear_attention(launches: list[Launch], shape: Shape) -> Iterator[tuple[str
     _backend.forward(p._replace(schedule="recurrent"), output, None)
     yield from named([])
 
+    one = attention(shape.decay, shape.dtype, shape.D, shape.E, batch=1)
+    packed = one._replace(schedule="loop", cu_seqlens=torch.empty(9, dtype=torch.int32))
+    output = torch.empty(packed.output_shape, dtype=shape.dtype)
+    _backend.forward(packed, output, None)
+    _backend.backward(packed, output, None, gradients(packed, shape.decay))
+    yield from named([f"{walk}, packed" for walk in ("output", *walks)])
+
     states = States(p.k, p.v, p.decay, p.decay_v, None, 128, "loop")
     edges = torch.empty(states.states_shape)
     _backend.states_forward(states, edges)
