@@ -98,17 +98,13 @@ def why_unsupported(device: torch.device) -> str:
     """Why the kernels are not made for a GPU, in one sentence; empty if they are. Starts CUDA."""
     properties = torch.cuda.get_device_properties(device)
     if torch.version.hip:
-        name, made_for = _amd_name(properties), [name for name in (*_SAME_AS, *ARCHITECTURES) if name.startswith("gfx")]
-        return (
-            "" if name in made_for else f"the Triton kernels are made for {', '.join(made_for)}, and this GPU is {name}"
-        )
+        made_for, name = sorted({*_SAME_AS, *ARCHITECTURES}), _amd_name(properties)
+        amd = ", ".join(known for known in made_for if known.startswith("gfx"))
+        return "" if name in made_for else f"the Triton kernels are made for {amd}, and this GPU is {name}"
+    needed, found = ".".join(map(str, OLDEST_GPU)), f"{properties.major}.{properties.minor}"
     if (properties.major, properties.minor) >= OLDEST_GPU:
         return ""
-    oldest = ".".join(map(str, OLDEST_GPU))
-    return (
-        f"the Triton kernels need compute capability {oldest} (bfloat16 tensor cores), and this GPU has "
-        f"{properties.major}.{properties.minor}"
-    )
+    return f"the Triton kernels need compute capability {needed} (bfloat16 tensor cores), and this GPU has {found}"
 
 
 def _amd_name(properties: Any) -> str:
