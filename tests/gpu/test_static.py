@@ -64,7 +64,8 @@ def compiled_at(lengths, call):
 
 
 def test_lengths_do_not_make_kernels_of_linear_attention_compile_anew():
-    """A walk with one segment is one kernel, and with several another; at no other length is anything compiled."""
+    """A walk with one segment is one kernel, with several another, and one token a case of its own; at no other length
+    is anything compiled."""
     from fulmen.gpu.workloads import attention
     from fulmen.linear_attention import triton
 
@@ -74,7 +75,7 @@ def test_lengths_do_not_make_kernels_of_linear_attention_compile_anew():
 
     lengths = (1, 2, 15, 16, 128, 1000, 1024, 1040, 4096, 5000, 32768, 100_000)
     kernels = compiled_at(lengths, call)
-    assert kernels == {"scan": [1, 1040], "summarise": [1040], "sum_segments": [1040], "fold": [1040]}
+    assert kernels == {"scan": [1, 2, 1040], "summarise": [1040], "sum_segments": [1040], "fold": [1040]}
 
 
 def test_decoding_does_not_compile_as_it_goes_on():

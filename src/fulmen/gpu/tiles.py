@@ -122,11 +122,11 @@ def recurrent_tile(read: int, write: int) -> Tile:
 
 def tpa_tile(architecture: Architecture, key_size: int, value_size: int, dtype: torch.dtype, heads: int) -> Tile:
     """``chunk`` tokens at once; ``width`` heads in one program, whose output [heads, E] stays in registers. With four
-    warps or 64 tokens, some uses spilled on NVIDIA, and float16 and float32 where ptxas settled on 128 registers."""
+    warps or 64 tokens, some uses spilled on NVIDIA, and others where ptxas settled on 128 registers."""
     large = max(padded(key_size), padded(value_size))
     chunk = 16 if large > 256 or (dtype == torch.float32 and large > 64) else 32
     warps = 8 if architecture.backend == "cuda" or large > 128 else 4
-    registers = 255 if architecture.backend == "cuda" and dtype != torch.bfloat16 else None
+    registers = 255 if architecture.backend == "cuda" else None
     most_heads = 16 if large > (128 if dtype == torch.float32 else 256) else 32
     return Tile(chunk, min(padded(heads), most_heads), warps, registers=registers)
 

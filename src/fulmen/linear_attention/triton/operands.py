@@ -37,7 +37,7 @@ class States(NamedTuple):
     column: int
 
 
-# Of a :class:`Cut`, as kernels take them: Triton would compile a kernel anew for a number that is 1 or divisible by 16.
+# Of a :class:`Cut`, as kernels take them: Triton shall not compile a kernel anew where one is divisible by 16.
 CUT_NUMBERS = ("length", "segments", "segment_tokens")
 
 

@@ -8,7 +8,7 @@ import triton.language as tl
 from fulmen.linear_attention.triton.operands import CUT_NUMBERS, Cut, load_state, place, row_of, store_state
 
 
-@triton.jit(do_not_specialize=CUT_NUMBERS)
+@triton.jit(do_not_specialize_on_alignment=CUT_NUMBERS)
 def recur(
     q, k, v, decay, decay_v, result, entering, leaving,
     cu_seqlens, length, segments, segment_tokens, heads, scale,

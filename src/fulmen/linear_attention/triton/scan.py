@@ -59,7 +59,7 @@ from fulmen.linear_attention.triton.products import THREE_TERMS, TWO_TERMS, prod
 NOTHING = tl.constexpr(2.0**-24)  # beside 1, in float32
 
 
-@triton.jit(do_not_specialize=(*CUT_NUMBERS, "starts_empty"))
+@triton.jit(do_not_specialize=("starts_empty",), do_not_specialize_on_alignment=CUT_NUMBERS)
 def scan(
     x, y, z, result,  # Tokens; without y and z, only the states that enter the segments are read
     decay, read_decay, write_decay,  # the shared decay, and those of the channels of either axis; Tokens or None

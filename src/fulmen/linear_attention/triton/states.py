@@ -20,7 +20,7 @@ from fulmen.linear_attention.triton.operands import (
 )
 
 
-@triton.jit(do_not_specialize=CUT_NUMBERS)
+@triton.jit(do_not_specialize_on_alignment=CUT_NUMBERS)
 def summarise(
     y, z, decay, read_decay, write_decay, edges,
     cu_seqlens, length, segments, segment_tokens, heads, scale,
@@ -71,7 +71,7 @@ def summarise(
         store_state(edges, sequence, head, behind, reads, writes, y.size, z.size, state)
 
 
-@triton.jit(do_not_specialize=CUT_NUMBERS)
+@triton.jit(do_not_specialize_on_alignment=CUT_NUMBERS)
 def sum_segments(
     decay, totals, cu_seqlens, length, segments, segment_tokens, heads, C: tl.constexpr, K: tl.constexpr
 ):  # fmt: skip
@@ -91,7 +91,7 @@ def sum_segments(
     tl.store(into, total, mask=columns < decay.size)
 
 
-@triton.jit(do_not_specialize=CUT_NUMBERS)
+@triton.jit(do_not_specialize_on_alignment=CUT_NUMBERS)
 def fold(
     edges, head_decay, shared_totals, read_totals, write_totals,
     cu_seqlens, length, segments, segment_tokens, heads, read_size, write_size,
