@@ -50,6 +50,7 @@ _NVIDIA = {
     "both axes": _SLICED,
     "both axes, gradient": _NARROW,
 }
+_FREE = {"shared": _NVIDIA["shared"] | {64: Tile(32, 64, 4, 1, 255)}}  # ptxas may use all registers
 _SHORT = {64: Tile(16, 64, 4), 128: Tile(16, 64, 4), 256: Tile(16, 32, 4), 512: Tile(16, 16, 4)}
 _SHORT_SLICED = _SHORT | {128: Tile(16, 64, 4, 4), 256: Tile(16, 32, 4, 4), 512: Tile(16, 16, 4, 4)}
 _AMD = dict.fromkeys(_NVIDIA, _SHORT_SLICED) | {
@@ -60,12 +61,10 @@ _AMD = dict.fromkeys(_NVIDIA, _SHORT_SLICED) | {
 _TABLE = {
     "cuda": _NVIDIA,
     "hip": _AMD,
+    "sm_80": _NVIDIA | _FREE,
     "sm_90": _NVIDIA | {"both axes, gradient": _SLICED},
-    "sm_100": _NVIDIA  # of 240 to 255 registers for decays of both axes, 253 spill nothing
-    | {
-        "shared": _NVIDIA["shared"] | {64: Tile(32, 64, 4, 1, 255)},
-        "both axes, gradient": _NARROW | {64: Tile(16, 32, 4, 4, 253)},
-    },
+    # Of 240 to 255 registers for decays of both axes, 253 spill nothing.
+    "sm_100": _NVIDIA | _FREE | {"both axes, gradient": _NARROW | {64: Tile(16, 32, 4, 4, 253)}},
 }
 # The "recompute" schedule trades reads for shared memory.
 _SMALL_WIDTH = 32
