@@ -79,7 +79,7 @@ def define_gradient(name: str, backward: Callable[..., Any], keep: Callable[...,
             refuse_tangents(args)
         if torch.is_grad_enabled() and _C._any_requires_grad(*args):
             with enable_single_level_autograd_function():
-                return Gradient.apply(*args, keyset)  # type: ignore[attr-defined]
+                return Gradient.apply(*args, keyset)  # type: ignore[attr-defined]  # its stub has no apply
         return below(keyset, *args)
 
     _library.impl(name, run, "Autograd", with_keyset=True)
