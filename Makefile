@@ -1,4 +1,4 @@
-# make bench   the benchmark tables          make test   the tests          make lint   ruff and mypy
+# make bench   the benchmark tables          make test   all tests          make check   lint and the heart of the tests
 # Each sets up .venv first; `make setup` does only that, and nothing when nothing changed.
 
 PYTHON ?= python3
@@ -6,12 +6,15 @@ VENV := .venv
 RUN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 CORE_SOURCES := CMakeLists.txt $(wildcard csrc/*)
+# Each operator against its specification, the checks of arguments, and what the package promises of itself.
+HEART := tests/test_additions.py tests/test_import.py tests/runtime tests/ops/chunks \
+    $(wildcard tests/ops/*/test_*validation.py tests/ops/*/test_*accuracy.py) tests/ops/linear_attention/test_step.py
 
 # A constraints file given with -c does not reach pip's build environments; the variable does.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup bench test test-isa test-gpu-static lint format clean
+.PHONY: setup bench check test test-isa test-gpu-static lint format clean
 
 setup: $(STAMP)
 
@@ -25,6 +28,9 @@ $(STAMP): pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/bin/python
 bench: setup
 	$(RUN)/fulmen bench
 
+check: lint
+	$(RUN)/pytest -n 2 -q $(HEART)
+
 test: setup
 	$(RUN)/pytest -n 2
 	TRITON_INTERPRET=1 $(RUN)/pytest -n 2 -q -m gpu
@@ -32,9 +38,9 @@ test: setup
 
 # The core's tests once more on each build that is not the default here.
 test-isa: setup
-	@for isa in $$($(RUN)/python -c 'from fulmen.core import core; print(*(core.builds if core else [])[1:])'); do \
+	@for isa in $$($(RUN)/python -c 'from fulmen.runtime.core import core; print(*(core.builds if core else [])[1:])'); do \
 	    echo "FULMEN_ISA=$$isa"; \
-	    FULMEN_ISA=$$isa $(RUN)/pytest -n 2 -q -k native tests/linear_attention tests/tpa tests/output_gate || exit 1; \
+	    FULMEN_ISA=$$isa $(RUN)/pytest -n 2 -q -k native tests/ops || exit 1; \
 	done
 
 # Every test of a backend, on the Triton kernels in the interpreter.
@@ -45,6 +51,7 @@ lint: setup
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
+	$(RUN)/lint-imports
 
 format: setup
 	$(RUN)/ruff check --fix .

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 import fulmen
-from fulmen.gpu.architectures import interpreted
-from fulmen.linear_attention.validation import SCHEDULES
-from fulmen.tolerances import SUBTRACT, TOLERANCE, deviations, relative_error
-from fulmen.verify import cases
-from fulmen.verify.cases import ALL_FORMS, FORMS, Case, differentiate, exact
+from fulmen.lab.operators.linear_attention import cases
+from fulmen.lab.operators.linear_attention.cases import ALL_DECAYS, DECAYS, Case, differentiate, exact
+from fulmen.lab.tolerances import SUBTRACT, TOLERANCE, deviations, relative_error
+from fulmen.ops.linear_attention.validation import SCHEDULES
+from fulmen.runtime.architectures import interpreted
 
 __all__ = [
-    "ALL_FORMS", "BACKENDS", "FORMS", "SCHEDULES", "TOLERANCE", "Case", "assert_close", "differentiate", "exact",
+    "ALL_DECAYS", "BACKENDS", "DECAYS", "SCHEDULES", "TOLERANCE", "Case", "assert_close", "differentiate", "exact",
     "inputs", "relative_error", "run", "tensors",
 ]  # fmt: skip
 

@@ -3,7 +3,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from fulmen.gpu.architectures import interpreted
+from fulmen.runtime.architectures import interpreted
 
 # Tests run in as many processes as there are cores; more threads each would only get in each other's way.
 torch.set_num_threads(1)

@@ -3,7 +3,7 @@ import sys
 
 
 def test_import_fulmen_imports_torch_and_nothing_heavy():
-    heavy = {"triton", "transformers", "pandas", "matplotlib", "fulmen.bench", "fulmen.environment"}
+    heavy = {"triton", "transformers", "pandas", "matplotlib", "fulmen.lab.bench", "fulmen.lab.environment"}
     code = "import sys, torch; before = set(sys.modules); import fulmen; print(*set(sys.modules) - before)"
     added = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
     assert not added & heavy
@@ -16,7 +16,7 @@ def test_commands_run_with_torch_alone(tmp_path):
 import sys
 for name in ("triton", "transformers", "matplotlib", "rich", "numpy", "pandas"):
     sys.modules[name] = None
-from fulmen.cli import main
+from fulmen.lab.cli import main
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import fulmen
 from cases import TOLERANCE, relative_error
-from fulmen.tpa.validation import SPLITS
+from fulmen.ops.tpa.validation import SPLITS
 
 __all__ = ["SPLITS", "Case", "assert_exact", "exact", "factors", "options", "run"]
 
@@ -21,8 +21,8 @@ class Case:
     tokens: int = 70
     heads: int = 3
     rank: int = 4
-    key_dim: int = 16
-    value_dim: int = 16
+    key_size: int = 16
+    value_size: int = 16
     key_rank: int | None = None  # None: factors without a dimension of rank
     value_rank: int | None = None
     scale: float | None = None
@@ -36,7 +36,7 @@ class Case:
 
 @lru_cache(maxsize=32)
 def factors(case: Case) -> dict[str, Tensor]:
-    """The factors, in the case's dtype. Scores are of order ``case.size``; tokens behind the end are NaN."""
+    """The factors, in the case's dtype. Scores are of order ``case.size``; tokens after the end are NaN."""
     generator = torch.Generator().manual_seed(case.tokens)
 
     def normal(*shape: int) -> Tensor:
@@ -48,9 +48,9 @@ def factors(case: Case) -> dict[str, Tensor]:
         "aq": normal(case.batch, 1, case.heads, case.rank) * case.rank**0.5 * case.size**0.5,
         "ak": normal(case.batch, case.tokens, case.heads, *key_rank) * case.size**0.5,
         "av": normal(case.batch, case.tokens, case.heads, *value_rank),
-        "bq": normal(case.batch, 1, case.rank, case.key_dim),
-        "bk": normal(case.batch, case.tokens, *key_rank, case.key_dim),
-        "bv": normal(case.batch, case.tokens, *value_rank, case.value_dim),
+        "bq": normal(case.batch, 1, case.rank, case.key_size),
+        "bk": normal(case.batch, case.tokens, *key_rank, case.key_size),
+        "bv": normal(case.batch, case.tokens, *value_rank, case.value_size),
     }
     for name in ("ak", "av", "bk", "bv"):
         for sample, length in enumerate(case.lengths or ()):
@@ -74,7 +74,7 @@ def exact(case: Case) -> Tensor:
         given["ak"], given["bk"] = given["ak"].unsqueeze(-1), given["bk"].unsqueeze(2)
     if case.value_rank is None:
         given["av"], given["bv"] = given["av"].unsqueeze(-1), given["bv"].unsqueeze(2)
-    scale = case.key_dim**-0.5 if case.scale is None else case.scale
+    scale = case.key_size**-0.5 if case.scale is None else case.scale
     outputs = []
     for sample in range(case.batch):
         length = case.tokens if case.lengths is None else case.lengths[sample]

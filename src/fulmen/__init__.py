@@ -1,11 +1,11 @@
 """Fulmen: linear-attention operators that are fast on whatever device the tensors are on."""
 
-from fulmen.backends import Backend, backends
-from fulmen.linear_attention import chunk_states, linear_attention, linear_attention_step
-from fulmen.output_gate import output_gated_attention
-from fulmen.tpa import TPACache, tpa_decode
+from fulmen.ops.linear_attention import chunk_states, linear_attention, linear_attention_step
+from fulmen.ops.output_gate import output_gated_attention
+from fulmen.ops.tpa import TPACache, tpa_decode
+from fulmen.runtime.backends import Backend, backends
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Backend",
@@ -18,3 +18,7 @@ __all__ = [
     "output_gated_attention",
     "tpa_decode",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,5 +1,5 @@
-import sys
+"""``python -m fulmen`` is the command ``fulmen``."""
 
-from fulmen.cli import main
+import runpy
 
-sys.exit(main())
+runpy.run_module("fulmen.lab", run_name="__main__")

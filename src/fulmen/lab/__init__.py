@@ -1,0 +1,1 @@
+"""Everything that measures or proves. It imports the rest; nothing imports it."""

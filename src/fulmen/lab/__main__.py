@@ -1,0 +1,5 @@
+import sys
+
+from fulmen.lab.cli import main
+
+sys.exit(main())

@@ -1,0 +1,209 @@
+"""`fulmen bench`, `fulmen list` and `fulmen compare`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from fulmen.lab.arguments import input_file, output_file, output_folder
+from fulmen.runtime.checks import MAX_SIZE
+
+SUITES = ("state", "lasd", "la3", "tpa_decode", "flao")
+RESULTS = "benchmark_results.json"
+FOLDER = Path("bench-results")
+
+
+def add_commands(commands: Any) -> None:
+    _add_bench(commands)
+    _add_list(commands)
+    _add_compare(commands)
+
+
+def _add_bench(commands: Any) -> None:
+    bench = commands.add_parser(
+        "bench",
+        help="measure: the tables of the published reports, on this machine",
+        description="Without a suite: the quick preset of all five, a few minutes. limits (alone, with --json at most) "
+        "measures the CPU core against what the machine can do.",
+    )
+    bench.add_argument("suites", nargs="*", metavar="SUITE", help=f"{', '.join(SUITES)} or limits; see `fulmen list`")
+    bench.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
+    bench.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), help="default: fp32 on cpu, bf16 on cuda")
+    bench.add_argument("--mode", choices=("fwd", "bwd", "both"), default="both", help="default: both")
+    bench.add_argument("--metric", choices=("speed", "memory", "both"), default="both", help="default: both")
+    bench.add_argument(
+        "--preset",
+        choices=("published", "laptop", "quick"),
+        default="quick",
+        help="sizes and lengths: published (those of the reports), laptop (minutes), quick (all suites in less than 5 "
+        "minutes on two cores; default)",
+    )
+    for name, kind in (("batch", whole), ("heads", whole), ("dim", channels), ("rank", channels)):
+        bench.add_argument(f"--{name}", type=kind, metavar="N", help=f"{name}, instead of the preset's")
+    bench.add_argument("--lengths", type=length_list, metavar="N,N,...", help="lengths, instead of the preset's")
+    bench.add_argument("--columns", type=name_list, metavar="NAME,NAME,...", help="only these columns")
+    bench.add_argument(
+        "--budget", type=seconds, metavar="SECONDS", help="cells expected to take more than their share are left out"
+    )
+    bench.add_argument("--threads", type=whole, metavar="N", help="CPU threads")
+    bench.add_argument(
+        "--out",
+        type=output_folder,
+        metavar="DIR",
+        help=f"for all files (default: {FOLDER}; for a dry run {FOLDER / 'dry-run'})",
+    )
+    bench.add_argument("--json", type=output_file, metavar="FILE", help="also write the results to FILE")
+    bench.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="measure nothing: print the plan; with --device cuda also the memory tables, which need no GPU",
+    )
+    bench.add_argument("--resume", action="store_true", help="go on with the run that was stopped in --out")
+    bench.set_defaults(run=run_bench, parser=bench)
+
+
+def _add_list(commands: Any) -> None:
+    listing = commands.add_parser("list", help="suites and columns: what each is, and whether it can run here")
+    listing.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
+    listing.add_argument("--json", action="store_true", help="print JSON")
+    listing.set_defaults(run=run_list)
+
+
+def _add_compare(commands: Any) -> None:
+    compare = commands.add_parser(
+        "compare",
+        help="results beside the published figures, or beside other results",
+        description="One file: its speedups over each suite's baseline beside the published ones. Two files: "
+        "the second against the first, cell by cell, with a verdict that knows the noise.",
+    )
+    compare.add_argument("results", type=input_file, metavar="RESULTS.json", help="what `fulmen bench` wrote")
+    compare.add_argument("other", type=input_file, nargs="?", metavar="OTHER.json", help="later results")
+    compare.add_argument(
+        "--fail-over",
+        type=percentage,
+        metavar="10%",
+        help="with two files: exit with 1 if a cell got worse by more than this, beyond the noise",
+    )
+    compare.set_defaults(run=run_compare, parser=compare)
+
+
+def run_bench(asked: argparse.Namespace) -> None:
+    unknown = [name for name in asked.suites if name not in (*SUITES, "limits")]
+    if unknown:
+        asked.parser.error(f"no suite {unknown[0]!r}; there are {', '.join(SUITES)} and limits")
+    if "limits" in asked.suites:
+        if len(asked.suites) > 1:
+            asked.parser.error("limits runs alone")
+        for name in vars(asked).keys() - {"suites", "json", "run", "parser"}:
+            if getattr(asked, name) != asked.parser.get_default(name):
+                asked.parser.error(f"limits takes no option but --json; got --{name.replace('_', '-')}")
+        from fulmen.lab.bench import limits
+
+        limits.run(asked.json)
+        return
+    from fulmen.lab.bench import session
+
+    out = asked.out or (FOLDER / "dry-run" if asked.dry_run else FOLDER)  # a dry run leaves alone what was measured
+    try:
+        options = session.options_of(asked)
+        results = None if asked.dry_run else session.begin(options, out, asked.resume)
+    except ValueError as error:
+        asked.parser.error(str(error))
+    if results is None:
+        session.rehearse(options, out, asked.json)
+    else:
+        session.run(options, results, out, asked.json)
+
+
+def run_list(asked: argparse.Namespace) -> None:
+    from fulmen.lab.bench.session import default_device
+    from fulmen.lab.bench.suite import describe_columns
+    from fulmen.lab.bench.suites import SUITES
+
+    device = asked.device or default_device()
+    suites: dict[str, dict[str, Any]] = {
+        name: {"about": suite.about, "columns": describe_columns(suite, device)} for name, suite in SUITES.items()
+    }
+    suites["limits"] = {"about": "the CPU core against what the machine can do", "columns": []}
+    if asked.json:
+        print(json.dumps({"device": device, "suites": suites}, indent=2))
+        return
+    for name, suite in suites.items():
+        print(f"{name}: {suite['about']}")
+        for column in suite["columns"]:
+            what = column["about"] if column["available"] else f"{column['about']}\n{'':16}not here: {column['reason']}"
+            print(f"  {column['name']:<14}{what}")
+
+
+def run_compare(asked: argparse.Namespace) -> int:
+    from fulmen.lab.bench import compare
+    from fulmen.lab.bench.results import load
+
+    if asked.other is None:
+        if asked.fail_over is not None:
+            asked.parser.error("--fail-over needs two result files")
+        print(compare.with_published(load(asked.results)))
+        return 0
+    changes = compare.changes(load(asked.results), load(asked.other))
+    print(compare.describe(changes))
+    return int(asked.fail_over is not None and any(change.worse_by > asked.fail_over for change in changes))
+
+
+def whole(text: str) -> int:
+    """A whole number of at least 1."""
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}") from None
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
+
+
+def channels(text: str) -> int:
+    """A whole number that the operators take as the size of a last dimension."""
+    number = whole(text)
+    if number > MAX_SIZE:
+        raise argparse.ArgumentTypeError(f"must be at most {MAX_SIZE}, got {number}")
+    return number
+
+
+def length_list(text: str) -> tuple[int, ...]:
+    """``"512,1024"`` as sorted whole numbers."""
+    try:
+        lengths = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected whole numbers separated by commas, got {text!r}") from None
+    if lengths[0] < 1:
+        raise argparse.ArgumentTypeError(f"a length must be at least 1, got {lengths[0]}")
+    return tuple(lengths)
+
+
+def name_list(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise argparse.ArgumentTypeError(f"expected names separated by commas, got {text!r}")
+    return names
+
+
+def seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number of seconds, got {text!r}") from None
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be more than 0 seconds, got {text}")
+    return number
+
+
+def percentage(text: str) -> float:
+    """``"10%"`` as 0.1."""
+    try:
+        number = float(text.removesuffix("%")) / 100
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a percentage such as 10%, got {text!r}") from None
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"must not be negative, got {text}")
+    return number

@@ -1,0 +1,127 @@
+"""Results beside the published figures, and beside other results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fulmen.lab.bench.published import PublishedTable, closest
+from fulmen.lab.bench.results import Cell, Results, Table
+from fulmen.lab.bench.tables import UNITS
+
+BROKEN = ("wrong", "failed")  # how the reasons begin for which a cell that should have a value has none
+NOISE = 0.03  # two runs of the same differ by this much even where their spreads do not touch
+
+
+def with_published(results: Results) -> str:
+    """Every speed table's speedups over its baseline, measured and published."""
+    parts = []
+    for table in results.tables:
+        published = closest(table) if table.metric == "speed" else None
+        if published is not None:
+            parts.append(_beside(table, published))
+    return "\n\n".join(parts) or "no speed table of a published report is in these results"
+
+
+def _beside(table: Table, published: PublishedTable) -> str:
+    """One line for each length, and for each column two numbers: measured and published."""
+    columns = [name for name in table.columns if name != table.baseline]
+    rows = dict(published.rows)
+    section = f" ({table.section})" if table.section else ""
+    lines = [
+        f"{table.title}{section}: times as fast as {table.baseline}, measured | published ({published.gpu}, "
+        f"{published.title})",
+        f"{table.axis:>8}" + "".join(f"{name:>18}" for name in columns),
+    ]
+    for n in sorted({*table.lengths, *rows}):
+        cells = []
+        for name in columns:
+            row = rows.get(n, {})
+            ours = _over(_value(table, n, table.baseline), _value(table, n, name))
+            theirs = _over(row.get(table.baseline), row.get(name))
+            cells.append(f"{ours:>8} | {theirs:>7}")
+        lines.append(f"{n:>8}" + "".join(cells))
+    return "\n".join(lines)
+
+
+def _value(table: Table, n: int, column: str) -> float | None:
+    cell = table.cell(n, column)
+    return cell.value if cell else None
+
+
+def _over(base: float | None, own: float | None) -> str:
+    return f"{base / own:.2f}" if base and own else "-"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One cell in two results."""
+
+    table: Table
+    before: Cell
+    after: Cell
+
+    @property
+    def relative(self) -> float:
+        """0.1: 10% more time or memory than before; infinite where there is no result any more."""
+        if self.after.value is None:
+            return float("inf")
+        return (self.after.value or 0.0) / (self.before.value or 1.0) - 1
+
+    @property
+    def verdict(self) -> str:
+        """ "same" unless the spreads (p20 to p80) are apart, and by more than the noise."""
+        if self.after.value is None:
+            return "worse"
+        if abs(self.relative) <= NOISE or not self._apart:
+            return "same"
+        return "worse" if self.relative > 0 else "better"
+
+    @property
+    def _apart(self) -> bool:
+        low, high = sorted((self.before, self.after), key=lambda cell: cell.value or 0.0)
+        return _high(low) < _low(high)
+
+    @property
+    def worse_by(self) -> float:
+        """0 where it is not."""
+        return self.relative if self.verdict == "worse" else 0.0
+
+
+def changes(before: Results, after: Results) -> list[Change]:
+    """Of all cells that have a value in both, and of those that had one and now fail or are wrong."""
+    found = []
+    tables = {(table.title, table.section): table for table in after.tables}
+    for table in before.tables:
+        other = tables.get((table.title, table.section))
+        for cell in table.cells if other else []:
+            now = other.cell(cell.n, cell.column) if other else None
+            if cell.value and now is not None and (now.value or (now.skipped or "").startswith(BROKEN)):
+                found.append(Change(table, cell, now))
+    if not found:
+        raise ValueError("the two results have no cell in common")
+    return found
+
+
+def describe(found: list[Change]) -> str:
+    """The changes that are beyond the noise, the largest first, and how many there are of each kind."""
+    lines = []
+    for change in sorted(found, key=lambda change: -abs(change.relative)):
+        if change.verdict != "same":
+            table, cell = change.table, change.after
+            section = f" ({table.section})" if table.section else ""
+            unit = UNITS[table.metric]
+            now = f"{unit} -> {cell.skipped}" if cell.value is None else f"-> {cell.value:.3f} {unit}"
+            values = f"{change.before.value:.3f} {now}"
+            where = f"{table.title}{section} {table.axis} = {cell.n} {cell.column}"
+            lines.append(f"{change.verdict:<7}{change.relative:>+8.1%}  {where}: {values}")
+    count = {verdict: sum(change.verdict == verdict for change in found) for verdict in ("better", "same", "worse")}
+    lines.append(f"{len(found)} cells: " + ", ".join(f"{number} {verdict}" for verdict, number in count.items()))
+    return "\n".join(lines)
+
+
+def _low(cell: Cell) -> float:
+    return cell.p20 if cell.p20 is not None else cell.value or 0.0
+
+
+def _high(cell: Cell) -> float:
+    return cell.p80 if cell.p80 is not None else cell.value or 0.0

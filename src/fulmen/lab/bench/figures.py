@@ -1,0 +1,46 @@
+"""The figures of `fulmen bench limits`: a measured ratio beside what it must reach."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from fulmen.lab.bench.measure import interleaved
+
+GEMM = 2048  # the cube of torch's sgemm that others are compared with
+Call = Callable[[], object]
+
+
+class Figure(NamedTuple):
+    """One result, with what it must reach and what we aim for."""
+
+    what: str
+    value: float
+    must: float
+    aim: float
+    unit: str
+    less_is_better: bool = False
+
+    @property
+    def verdict(self) -> str:
+        sign = -1 if self.less_is_better else 1
+        if sign * self.value >= sign * self.aim:
+            return "aim reached"
+        return "reached" if sign * self.value >= sign * self.must else "missed"
+
+
+def threads_over_one(call: Call) -> float:
+    """How many times faster a call is on all threads than on one."""
+    threads = torch.get_num_threads()
+
+    def serial() -> object:
+        torch.set_num_threads(1)
+        try:
+            return call()
+        finally:
+            torch.set_num_threads(threads)
+
+    t = interleaved({"serial": serial, "parallel": call}, seconds=2.0, repeats=9)
+    return t["serial"].median / t["parallel"].median

@@ -1,0 +1,187 @@
+"""All columns of a part of the plan at one length: prepared together, timed in turns, weighed one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from fulmen.lab.bench.compiled import Compiled
+from fulmen.lab.bench.gate import Gate, one_line
+from fulmen.lab.bench.measure import Call, Timing, available_bytes, interleaved, memory_use, seconds_of
+from fulmen.lab.bench.plan import Pace, Part
+from fulmen.lab.bench.prediction import peak_bytes, seconds_per_call
+from fulmen.lab.bench.progress import Live
+from fulmen.lab.bench.results import Cell, Table
+from fulmen.lab.bench.spending import Spending
+from fulmen.lab.bench.suite import Column
+from fulmen.lab.bench.workload import Material, Workload, bytes_of
+
+FURTHER_CALLS = 3  # beside the repeats: the first, the warm-up, and the one whose memory is taken
+NOT_WORTH_A_REHEARSAL = 1 / 64  # of the free memory: inputs below this
+MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What measuring needs, whatever is measured."""
+
+    device: str
+    dtype: torch.dtype
+    pace: Pace
+    gate: Gate
+    clock: Callable[[Call], float]
+    live: Live
+    spending: Spending
+
+
+class Length:
+    """One length of a part. ``tables`` are those of the part, by mode and metric; cells are added to them."""
+
+    def __init__(self, bench: Bench, part: Part, tables: dict[tuple[str, str], Table], n: int, share: float) -> None:
+        self._bench, self._part, self._tables, self._n = bench, part, tables, n
+        self._share = share / len(part.modes)  # seconds for each mode
+        self._material = Material(part.suite, part.sizes, n, bench.dtype, bench.device)
+        self._workloads: dict[str, Workload] = {}
+
+    def measure(self, mode: str) -> None:
+        columns = [column for column in self._part.columns if self._missing(column, mode)]
+        columns = self._affordable(self._possible(columns, mode), mode)
+        first_calls: dict[str, float] = {}
+        for column in columns:
+            self._first_call(column, mode, first_calls)
+        columns = [column for column in columns if column.name in first_calls]
+        if (mode, "speed") in self._tables:
+            self._time(columns, mode, first_calls)
+        if (mode, "memory") in self._tables:
+            for column in columns:
+                self._weigh(column, mode)
+
+    def _missing(self, column: Column, mode: str) -> bool:
+        """Whether a cell of the column is still to be filled."""
+        tables = (table for (of, _), table in self._tables.items() if of == mode and column.name in table.columns)
+        return any(table.cell(self._n, column.name) is None for table in tables)
+
+    def _record(self, column: Column, mode: str, metric: str, cell: Cell) -> None:
+        table = self._tables[mode, metric]
+        if column.name in table.columns and table.cell(self._n, column.name) is None:
+            table.cells.append(cell)
+
+    def _skip(self, column: Column, mode: str, reason: str) -> None:
+        for of, metric in self._tables:
+            if of == mode:
+                self._record(column, mode, metric, Cell(self._n, column.name, skipped=reason))
+
+    def _error(self, column: Column, mode: str) -> float | None:
+        return self._bench.gate.verdict(self._part.suite, column, self._part.sizes, mode).error
+
+    def _possible(self, columns: list[Column], mode: str) -> list[Column]:
+        """Those that can run here, are right, and fit into memory."""
+        found = []
+        for column in columns:
+            self._bench.live.show(self._part.suite.name, column.name, self._n)
+            reason = column.why_not(self._bench.device)
+            if not reason:
+                with self._bench.spending.on("checks"):
+                    reason = self._bench.gate.verdict(self._part.suite, column, self._part.sizes, mode).problem
+            reason = reason or self._too_large(column, mode)
+            if reason:
+                self._skip(column, mode, reason)
+            else:
+                found.append(column)
+        return found
+
+    def _too_large(self, column: Column, mode: str) -> str:
+        part, free = self._part, available_bytes(self._bench.device)
+        if sum(map(self._material.bytes_of, column.takes)) < free * NOT_WORTH_A_REHEARSAL:
+            return ""
+        with self._bench.spending.on("rehearsals"):
+            needed = peak_bytes(part.suite, column, part.sizes, self._n, self._bench.dtype, mode)
+        if needed <= free:
+            return ""
+        return f"needs about {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free"
+
+    def _affordable(self, columns: list[Column], mode: str) -> list[Column]:
+        """Cheap ones first, as far as the share of time goes."""
+        table = self._tables.get((mode, "speed"))
+        if table is None:
+            return columns
+        expected = {column: seconds_per_call(table, column, self._n) or 0.0 for column in columns}
+        left, affordable = self._share, []
+        for column in sorted(columns, key=lambda column: expected[column]):
+            needed = expected[column] * (self._bench.pace.repeats + FURTHER_CALLS)
+            if needed <= left:
+                left -= needed
+                affordable.append(column)
+            else:
+                reason = f"over the time budget: about {needed:.2g} s expected, {left:.2g} s left for it"
+                self._skip(column, mode, reason)
+        return [column for column in columns if column in affordable]
+
+    def _first_call(self, column: Column, mode: str, seconds: dict[str, float]) -> None:
+        """Makes what the column needs and calls it once; that may compile."""
+        self._bench.live.show(self._part.suite.name, column.name, self._n)
+        try:
+            with self._bench.spending.on("inputs"):
+                workload = self._workloads.setdefault(column.name, Workload(column, self._material))
+            with self._bench.spending.on("first calls"):
+                if mode == "bwd":
+                    _ = workload.cotangent  # of the output, which is kept
+                first = seconds_of(workload.call(mode), self._bench.device)
+        except Exception as failure:
+            self._skip(column, mode, f"failed: {one_line(failure)}")
+            return
+        reason = _not_compiled(column)
+        if first * self._bench.pace.repeats > self._share and not isinstance(column.function, Compiled):
+            reason = f"over the time budget: the first call took {first:.1f} s"
+        if reason:
+            self._skip(column, mode, reason)
+        else:
+            seconds[column.name] = first
+
+    def _time(self, columns: list[Column], mode: str, first_calls: dict[str, float]) -> None:
+        if not columns:
+            return
+        bench = self._bench
+        bench.live.show(self._part.suite.name, "all columns in turn", self._n)
+        calls = {column.name: self._workloads[column.name].call(mode) for column in columns}
+        with bench.spending.on("timing"):
+            times = interleaved(calls, min(bench.pace.seconds, self._share), bench.pace.repeats, bench.clock)
+        for column in columns:
+            if reason := _not_compiled(column):
+                self._skip(column, mode, reason)
+            else:
+                cell = self._speed(column, mode, times[column.name], first_calls[column.name])
+                self._record(column, mode, "speed", cell)
+
+    def _speed(self, column: Column, mode: str, timing: Timing, first: float) -> Cell:
+        median, p20, p80 = (round(seconds * 1e3, 6) for seconds in timing)
+        error = self._error(column, mode)
+        return Cell(self._n, column.name, median, p20, p80, error, first_call=round(first * 1e3, 3))
+
+    def _weigh(self, column: Column, mode: str) -> None:
+        """Inputs are what the call was given (for bwd also the output's gradient), outputs what it gave; workspace is
+        the rest of the peak (for bwd also the output and all that its graph keeps)."""
+        workload, device = self._workloads[column.name], self._bench.device
+        inputs, kept = list(workload.inputs), 0
+        with self._bench.spending.on("memory"):
+            if mode == "bwd":
+                inputs.append(workload.cotangent)
+                kept = memory_use(workload.forward, device).held
+            use = memory_use(workload.call(mode), device)
+            results = workload.leaves if mode == "bwd" else [workload.kept_output]
+        given, outputs = bytes_of(inputs), bytes_of(results)
+        total = given + kept + use.peak
+        mib = [round(size / MEBIBYTE, 6) for size in (total, given, outputs, total - given - outputs)]
+        cell = Cell(self._n, column.name, mib[0], error=self._error(column, mode))
+        cell.inputs, cell.outputs, cell.workspace = mib[1:]
+        self._record(column, mode, "memory", cell)
+
+
+def _not_compiled(column: Column) -> str:
+    """Why a column that should be compiled is not to be believed; empty for all others."""
+    function = column.function
+    if not isinstance(function, Compiled) or not function.eager_calls:
+        return ""
+    return f"not compiled: {function.eager_calls} of {function.calls} calls ran eagerly"

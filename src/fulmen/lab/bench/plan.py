@@ -1,0 +1,138 @@
+"""What a run will measure: options, the groups of cells that are measured together, and the share of time each gets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+from fulmen.lab.bench.results import Table
+from fulmen.lab.bench.suite import Column, Preset, Sizes, Suite
+from fulmen.lab.bench.suites import SUITES
+
+METRICS, MODES = ("speed", "memory"), ("fwd", "bwd")
+
+
+class Pace(NamedTuple):
+    """How long to measure."""
+
+    seconds: float  # for all columns at one length, in one mode
+    repeats: int  # at least, for each
+    budget: float | None  # for the whole run
+
+
+PACES = {"published": Pace(10.0, 5, None), "laptop": Pace(3.0, 5, None), "quick": Pace(3.5, 9, 270.0)}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user asked for; None leaves a choice to the preset."""
+
+    suites: tuple[str, ...]
+    device: str
+    dtype: str
+    modes: tuple[str, ...] = MODES
+    metrics: tuple[str, ...] = METRICS
+    preset: str = "quick"
+    batch: int | None = None
+    heads: int | None = None
+    dim: int | None = None
+    rank: int | None = None
+    lengths: tuple[int, ...] | None = None
+    columns: tuple[str, ...] | None = None
+    budget: float | None = None
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        known = [column.name for suite in self._suites() for column in suite.columns]
+        if unknown := [name for name in self.columns or () if name not in known]:
+            raise ValueError(f"no column {unknown[0]!r} in {', '.join(self.suites)}; there are {', '.join(known)}")
+        if not any(set(self.modes) & set(suite.modes) for suite in self._suites()):
+            raise ValueError(f"{', '.join(self.suites)} has no {' or '.join(self.modes)}")
+        if self.rank is not None and not any(suite.presets[self.preset].sizes[0].rank for suite in self._suites()):
+            raise ValueError(f"--rank: {', '.join(self.suites)} has no rank, only tpa_decode has")
+
+    def _suites(self) -> list[Suite]:
+        return [SUITES[name] for name in self.suites]
+
+    @property
+    def pace(self) -> Pace:
+        pace = PACES[self.preset]
+        return pace if self.budget is None else pace._replace(budget=self.budget)
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    def preset_of(self, suite: Suite) -> Preset:
+        """The suite's, with what the user wants otherwise."""
+        preset = suite.presets[self.preset]
+        changes = {name: value for name in ("batch", "heads", "dim") if (value := getattr(self, name)) is not None}
+        if self.rank is not None and preset.sizes[0].rank is not None:
+            changes["rank"] = self.rank
+        sizes = tuple(dict.fromkeys(replace(sizes, **changes) for sizes in preset.sizes))
+        return Preset(sizes, self.lengths or preset.lengths)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One section of a suite at some sizes: the tables that share their inputs and columns."""
+
+    suite: Suite
+    section: str
+    sizes: Sizes
+    columns: tuple[Column, ...]
+    lengths: tuple[int, ...]
+    modes: tuple[str, ...]
+    metrics: tuple[str, ...]
+
+    def tables(self, dtype: str, device: str) -> Iterator[Table]:
+        config = {name: size for name, size in asdict(self.sizes).items() if size is not None}
+        for mode in self.modes:
+            for metric in self.metrics:
+                only = self.suite.memory_columns if metric == "memory" else None
+                yield Table(
+                    suite=self.suite.name,
+                    title=self.suite.title(metric, mode, self.sizes, dtype),
+                    section=self.section,
+                    metric=metric,
+                    mode=mode,
+                    axis=self.suite.axis,
+                    columns=[column.name for column in self.columns if only is None or column.name in only],
+                    baseline=self.suite.baseline,
+                    config=config | {"dtype": dtype, "device": device},
+                )
+
+
+def plan(options: Options) -> list[Part]:
+    parts = []
+    for name in options.suites:
+        suite = SUITES[name]
+        preset = options.preset_of(suite)
+        modes = tuple(mode for mode in suite.modes if mode in options.modes)
+        for sizes in preset.sizes:
+            for section, columns in suite.sections.items():
+                wanted = tuple(c for c in columns if options.columns is None or c.name in options.columns)
+                if wanted and modes:
+                    parts.append(Part(suite, section, sizes, wanted, preset.lengths, modes, options.metrics))
+    return parts
+
+
+class Budget:
+    """Time is shared out as cells come: each length gets what is left, in proportion to its work."""
+
+    def __init__(self, seconds: float | None, parts: list[Part]) -> None:
+        self._end = None if seconds is None else time.perf_counter() + seconds
+        self._ahead = sum(self.work(part, n) for part in parts for n in part.lengths)
+
+    @staticmethod
+    def work(part: Part, n: int) -> float:
+        """In units of its own; short lengths cost their repeats, whatever their length."""
+        return len(part.columns) * len(part.modes) * (n + 2048)
+
+    def take(self, part: Part, n: int) -> float:
+        """The seconds that this length may take; to be asked once for each, in the order of the plan."""
+        work = self.work(part, n)
+        share = float("inf") if self._end is None else (self._end - time.perf_counter()) * work / self._ahead
+        self._ahead -= work
+        return max(share, 0.0)

@@ -1,0 +1,130 @@
+"""One HTML page with everything in it: it opens without a network, and loads nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from importlib.resources import files
+from itertools import groupby
+from typing import Any
+
+from fulmen.lab.bench import published
+from fulmen.lab.bench.report.findings import headline
+from fulmen.lab.bench.report.groups import Group, groups_of
+from fulmen.lab.bench.report.system import backend_lines, facts, machine
+from fulmen.lab.bench.report.texts import suite_text, variant
+from fulmen.lab.bench.results import Cell, Results, Table
+from fulmen.lab.bench.tables import UNITS, kind_of, published_form, reason
+
+
+def page(results: Results) -> str:
+    parts = {
+        "style": _asset("page.css"),
+        "script": _asset("chart.js") + _asset("page.js"),
+        "data": _as_script(page_data(results)),  # last: nothing that was measured is taken for a place to fill
+    }
+    text = _asset("page.html")
+    for name, part in parts.items():
+        text = text.replace("{{" + name + "}}", part)
+    return text
+
+
+def page_data(results: Results) -> dict[str, Any]:
+    groups = groups_of(results.filled)
+    suites = [_suite(name, list(those)) for name, those in groupby(groups, key=lambda group: group.suite)]
+    return {
+        "machine": machine(results),
+        "facts": facts(results),
+        "backends": backend_lines(results),
+        "suites": suites,
+        "skipped": _skipped(results),
+    }
+
+
+def _suite(name: str, groups: list[Group]) -> dict[str, Any]:
+    columns = dict.fromkeys(column for group in groups for column in group.columns)
+    found = headline(groups)
+    return {
+        "name": name,
+        "title": suite_text(name).title,
+        "subject": suite_text(name).subject,
+        "columns": [{"name": column, "about": variant(name, column).description} for column in columns],
+        "headline": None if found is None else dict(zip(("column", "ratio", "where"), found, strict=True)),
+        "groups": [_group(group) for group in groups],
+    }
+
+
+def _group(group: Group) -> dict[str, Any]:
+    return {
+        "label": group.label,
+        "section": group.section,
+        "axis": group.any_table.axis,
+        "baseline": group.baseline,
+        "tables": {f"{metric}-{mode}": _table(table) for (metric, mode), table in group.tables.items()},
+    }
+
+
+def _table(table: Table) -> dict[str, Any]:
+    cells: dict[str, dict[int, dict[str, Any]]] = {}
+    for cell in table.cells:
+        cells.setdefault(cell.column, {})[cell.n] = _cell(cell)
+    return {
+        "title": table.title,
+        "unit": UNITS[table.metric],
+        "columns": table.columns,
+        "lengths": table.lengths,
+        "cells": cells,
+        "text": published_form(table),
+        "published": _published(table),
+    }
+
+
+def _cell(cell: Cell) -> dict[str, Any]:
+    known = {name: value for name, value in asdict(cell).items() if value is not None}
+    return {name: value for name, value in known.items() if name not in ("n", "column")}
+
+
+def _published(table: Table) -> dict[str, Any] | None:
+    found = published.closest(table)
+    if found is None:
+        return None
+    curves = {column: {n: row[column] for n, row in found.rows if column in row} for column in found.columns}
+    return {"gpu": found.gpu, "title": found.title, "source": found.source, "curves": curves}
+
+
+def _skipped(results: Results) -> list[dict[str, str]]:
+    """Every reason, and the cells it holds for. Those that differ in what follows their colon are told together."""
+    alike: dict[str, dict[str, dict[tuple[str, str], set[int]]]] = {}
+    for table, cell in _cells_without_value(results):
+        why = reason(cell)
+        places = alike.setdefault(kind_of(why), {}).setdefault(why, {})
+        places.setdefault((table.suite, cell.column), set()).add(cell.n)
+    found = []
+    for kind, reasons in alike.items():
+        together = len(reasons) > 1
+        cells = [
+            f"{suite} · {column} at {_list(lengths)}" + (f" ({why.removeprefix(kind).strip(': ')})" if together else "")
+            for why, places in reasons.items()
+            for (suite, column), lengths in places.items()
+        ]
+        found.append({"reason": kind if together else next(iter(reasons)), "cells": "; ".join(cells)})
+    return found
+
+
+def _cells_without_value(results: Results) -> Iterator[tuple[Table, Cell]]:
+    for table in results.filled:
+        yield from ((table, cell) for cell in table.cells if cell.value is None)
+
+
+def _list(lengths: set[int]) -> str:
+    return ", ".join(map(str, sorted(lengths)))
+
+
+def _asset(name: str) -> str:
+    return files(__package__).joinpath("assets", name).read_text("utf-8")
+
+
+def _as_script(content: dict[str, Any]) -> str:
+    """JSON that cannot end the script element it stands in."""
+    return json.dumps(content, separators=(",", ":")).replace("<", "\\u003c")

@@ -1,0 +1,78 @@
+"""PNG plots: for each suite and size the time, and the speedup over the baseline, by length."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from fulmen.lab.bench.report.findings import what
+from fulmen.lab.bench.report.groups import Group
+
+COLORS = (
+    "#2563d9", "#d9541e", "#0f8a63", "#a43bb5", "#b98500", "#0787a3", "#cf2a68", "#5f7019", "#6a4be0", "#7c4a2d",
+)  # fmt: skip
+INK, GRID = "#1c1e26", "#e4e2da"
+
+
+def why_no_plots() -> str:
+    """Empty if they can be drawn."""
+    return "" if find_spec("matplotlib") else "plots are left out: matplotlib is missing (pip install 'fulmen[bench]')"
+
+
+def write_plots(groups: list[Group], folder: Path) -> list[Path]:
+    """One file for each group that has at least one curve."""
+    drawable = [group for group in groups if any(_curve(group, column) for column in group.columns)]
+    folder.mkdir(parents=True, exist_ok=True)
+    return [_write_plot(group, folder / f"{_file_name(group)}.png") for group in drawable]
+
+
+def _write_plot(group: Group, path: Path) -> Path:
+    # Not pyplot: it keeps figures and may look for a display.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4.4), dpi=120)
+    # By hand: what matplotlib measures to lay out a figure takes longer than drawing it.
+    margins = {"left": 0.07, "right": 0.985, "top": 0.85, "bottom": 0.25, "wspace": 0.16}
+    time, ratio = figure.subplots(1, 2, gridspec_kw=margins)
+    others = [column for column in group.columns if column != group.baseline]
+    for column in group.columns:
+        base = column == group.baseline
+        style = {"color": INK, "linewidth": 2.4} if base else {"color": COLORS[others.index(column) % len(COLORS)]}
+        points = _curve(group, column)
+        if points:
+            time.plot(*zip(*points, strict=True), marker="o", markersize=3.5, label=column, **style)
+        ratios = [(n, speedup) for n in group.lengths if (speedup := group.speedup(n, column)) is not None]
+        if ratios:
+            ratio.plot(*zip(*ratios, strict=True), marker="o", markersize=3.5, **style)
+    _label(time, group, f"ms, {what(group)}")
+    _label(ratio, group, f"speedup over {group.baseline}")
+    figure.suptitle(f"{group.suite}: {group.label}", fontsize=11, color=INK)
+    figure.legend(loc="lower center", ncols=min(5, len(group.columns)), frameon=False, fontsize=9)
+    figure.savefig(path)
+    return path
+
+
+def _label(axes: Any, group: Group, title: str) -> None:
+    from matplotlib.ticker import LogLocator
+
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(group.lengths, [str(n) for n in group.lengths])
+    axes.set_xlabel(group.any_table.axis, color=INK)
+    axes.set_title(title, fontsize=10, loc="left", color=INK)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.minorticks_off()
+    axes.grid(color=GRID, linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _curve(group: Group, column: str) -> list[tuple[int, float]]:
+    return [(n, time) for n in group.lengths if (time := group.total(n, column)) is not None]
+
+
+def _file_name(group: Group) -> str:
+    section = re.sub(r"\W+", "-", group.section)
+    return "-".join(part for part in (group.suite, section, group.sizes) if part)

@@ -1,0 +1,77 @@
+"""Running a plan: cells are checked, timed in turns, weighed, and written down as they come."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+from fulmen.lab.bench.gate import Gate
+from fulmen.lab.bench.length import Bench, Length
+from fulmen.lab.bench.measure import keep_freed_memory, release_freed_memory, seconds_of, seconds_on_cuda
+from fulmen.lab.bench.plan import Budget, Options, plan
+from fulmen.lab.bench.progress import Live
+from fulmen.lab.bench.results import Results, Table, load
+from fulmen.lab.bench.spending import Spending
+from fulmen.lab.bench.suite import DTYPES
+from fulmen.lab.environment import environment
+
+
+def run(options: Options, results: Results, path: Path) -> None:
+    """Fill ``results`` and save them to ``path`` whenever there are new cells. Ctrl-C leaves all that was measured."""
+    parts, spending = plan(options), Spending()
+    budget = Budget(options.pace.budget, parts)
+    total = sum(Budget.work(part, n) for part in parts for n in part.lengths)
+
+    def save() -> None:
+        with spending.on("saving"):
+            results.seconds = spending.as_json()
+            results.save(path)
+
+    save()
+    keep_freed_memory()
+    with Live(total) as live:
+        dtype, on_cuda = DTYPES[options.dtype], options.device == "cuda"
+        clock = seconds_on_cuda if on_cuda else seconds_of
+        bench = Bench(options.device, dtype, options.pace, Gate(dtype, options.device), clock, live, spending)
+        for part in parts:
+            tables = {(t.mode, t.metric): _begun(results, t) for t in part.tables(options.dtype, options.device)}
+            for n in part.lengths:
+                release_freed_memory()  # of the length before
+                length = Length(bench, part, tables, n, budget.take(part, n))
+                for mode in part.modes:
+                    length.measure(mode)
+                    save()
+                live.advance(Budget.work(part, n))
+    results.finished = now()
+    save()
+
+
+def new_results(options: Options) -> Results:
+    return Results(environment=environment(), options=options.as_json(), started=now())
+
+
+def resumed(options: Options, path: Path) -> Results:
+    """What an earlier run with the same options has left in ``path``."""
+    results = load(path)
+    for name, value in options.as_json().items():
+        earlier = results.options.get(name)
+        if earlier != value:
+            raise ValueError(
+                f"--resume: {path} was begun with {name} = {earlier}, now it is {value}; "
+                "give the same options, or another --out"
+            )
+    results.finished = None
+    return results
+
+
+def _begun(results: Results, table: Table) -> Table:
+    """The table as an earlier run has left it, or this new one."""
+    for begun in results.tables:
+        if (begun.title, begun.section) == (table.title, table.section):
+            return begun
+    results.tables.append(table)
+    return table
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

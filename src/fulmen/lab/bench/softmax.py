@@ -1,0 +1,35 @@
+"""Softmax attention, the baseline of most tables. Tensors are ``[B, H, N, D]`` unless said otherwise."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from fulmen.lab.bench.peers import peer, why_missing
+
+
+def flash(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """flash-attn on CUDA where it is installed, else torch's own flash kernel, never a fallback."""
+    if q.is_cuda and not why_missing("flash_attn"):
+        return flash_attention_2(q, k, v)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def flash_attention_2(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    function = peer("flash_attn.flash_attn_func")
+    return function(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), causal=True).transpose(1, 2)
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def exact_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """From ``[B, N, H, D]``, plainly."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+    return (scores.masked_fill(later, -torch.inf).softmax(-1) @ v).transpose(1, 2)

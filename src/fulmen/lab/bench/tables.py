@@ -1,0 +1,113 @@
+"""Tables as text, in the published form, and as CSV."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from io import StringIO
+from textwrap import fill
+
+from fulmen.lab.bench.results import Cell, Table
+
+UNITS = {"speed": "ms", "memory": "MiB"}
+DECIMALS = 6
+
+
+def published_form(table: Table) -> str:
+    """The table as the published reports print it; where there is no value, a mark and below the table the reason."""
+    notes = {kind: f"[{number}]" for number, kind in enumerate(skip_notes(table), start=1)}
+    rows = {n: [_value(table, n, column, notes) for column in table.columns] for n in table.lengths}
+    lines = [f"{table.title}:", *_aligned(table.axis, table.columns, rows)]
+    lines += [fill(f"{notes[kind]} {note}", 120, subsequent_indent="    ") for kind, note in skip_notes(table).items()]
+    return "\n".join(lines)
+
+
+def error_form(table: Table) -> str:
+    """The cells' errors in the shape of the table, to stand below it; empty if there are none."""
+    if not any(cell.error is not None for cell in table.cells):
+        return ""
+    rows = {n: [_error(table.cell(n, column)) for column in table.columns] for n in table.lengths}
+    head = f"error of {table.mode} against float64, relative to the largest value:"
+    return "\n".join([head, *_aligned(table.axis, table.columns, rows)])
+
+
+def skip_notes(table: Table) -> dict[str, str]:
+    """Why cells have no value, by the kind of reason. Where cells of a kind differ, the note tells of each."""
+    kinds: dict[str, dict[tuple[int, str], str]] = {}
+    for n in table.lengths:
+        for column in table.columns:
+            cell = table.cell(n, column)
+            if cell is None or cell.value is None:
+                kinds.setdefault(kind_of(reason(cell)), {})[n, column] = reason(cell)
+    notes = {}
+    for kind, reasons in kinds.items():
+        details = [f"{column} at {n} {why.removeprefix(kind).strip(': ')}" for (n, column), why in reasons.items()]
+        notes[kind] = next(iter(reasons.values())) if len({*reasons.values()}) == 1 else f"{kind}: {'; '.join(details)}"
+    return notes
+
+
+def kind_of(why: str) -> str:
+    """What a reason has in common with others of its kind: all before its colon."""
+    return why.partition(":")[0]
+
+
+def reason(cell: Cell | None) -> str:
+    """Of a cell without a value."""
+    return (cell.skipped if cell else None) or "not run"
+
+
+def speedup(table: Table, n: int, column: str) -> float | None:
+    """How many times less than the baseline a column takes."""
+    base, cell = table.cell(n, table.baseline), table.cell(n, column)
+    return base.value / cell.value if base and cell and base.value and cell.value else None
+
+
+def to_csv(tables: Iterable[Table]) -> str:
+    """One line for each cell of every table, with all that is known of it."""
+    text = StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    cell_fields = [field.name for field in fields(Cell)]
+    writer.writerow(["suite", "section", "title", "metric", "mode", "unit", *cell_fields])
+    for table in tables:
+        about = [table.suite, table.section, table.title, table.metric, table.mode, UNITS[table.metric]]
+        writer.writerows([*about, *(getattr(cell, name) for name in cell_fields)] for cell in table.cells)
+    return text.getvalue()
+
+
+def markdown(header: list[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table, its rule as wide as the header, as the la3 report has it."""
+    rule = "|" + "|".join("-" * (len(name) + 2) for name in header) + "|"
+    return "\n".join([_markdown_row(header), rule, *map(_markdown_row, rows)])
+
+
+def _markdown_row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _value(table: Table, n: int, column: str, marks: dict[str, str]) -> float | str:
+    cell = table.cell(n, column)
+    return marks[kind_of(reason(cell))] if cell is None or cell.value is None else cell.value
+
+
+def _error(cell: Cell | None) -> str:
+    return "-" if cell is None or cell.error is None else f"{cell.error:.1e}"
+
+
+def _aligned(axis: str, names: list[str], rows: Mapping[int, Sequence[float | str]]) -> list[str]:
+    """Lines of an index, the lengths and a column for each name: two spaces between, each as wide as it must be."""
+    index = ["", *(str(i) for i in range(len(rows)))]
+    columns = [[axis, *_decimal([float(n) for n in rows])]]
+    columns += [[name, *_decimal([row[i] for row in rows.values()])] for i, name in enumerate(names)]
+    widths = [max(map(len, column)) for column in columns]
+    lines = zip(*columns, strict=True)
+    padded = ([text.rjust(width) for text, width in zip(line, widths, strict=True)] for line in lines)
+    return ["  ".join([number.ljust(len(index[-1])), *line]) for number, line in zip(index, padded, strict=True)]
+
+
+def _decimal(values: Sequence[float | str]) -> list[str]:
+    """Numbers with six decimals, less the zeros that all of them end with; one decimal stays."""
+    numbers = [f"{value:.{DECIMALS}f}" for value in values if not isinstance(value, str)]
+    zeros = min((len(number) - len(number.rstrip("0")) for number in numbers), default=0)
+    decimals = max(1, DECIMALS - zeros)
+    return [value if isinstance(value, str) else f"{value:.{decimals}f}" for value in values]

@@ -1,0 +1,1 @@
+"""`fulmen inspect`: the Triton kernels compiled for every architecture, without a GPU."""

@@ -1,0 +1,127 @@
+"""linear_attention, linear_attention_step and chunk_states against the float64 recurrence, and against themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import fulmen
+from fulmen.lab.operators.linear_attention import cases
+from fulmen.lab.operators.linear_attention.cases import ALL_DECAYS, Case
+from fulmen.lab.tolerances import TOLERANCE, deviations, relative_error
+from fulmen.lab.verify.check import DTYPES, Check, Target
+from fulmen.ops.chunks.decay_form import tokens_of
+from fulmen.ops.linear_attention.validation import SCHEDULES
+
+# Ragged, not a multiple of anything, and more than one chunk of every kernel.
+RAGGED = Case(batch=1, length=67, key_size=20, value_size=9, scale=0.3)
+LONG = 32768
+
+
+def checks(target: Target) -> Iterator[Check]:
+    for case, schedule in attention_cases(target):
+        yield Check("linear_attention", describe(case, schedule), partial(attention, target, case, schedule))
+    ragged = ragged_case(target)
+    for decays in ("none", "channel+value") if target.quick else ALL_DECAYS:
+        for dtype in DTYPES[:1] if target.quick else DTYPES:
+            case = ragged.of(decays=decays, dtype=dtype, length=5)
+            yield Check("linear_attention_step", describe(case), partial(steps, target, case))
+            case = ragged.of(decays=decays, dtype=dtype)
+            yield Check("chunk_states", describe(case), partial(states, target, case))
+    for decays in ("head",) if target.quick else ("head", "token", "channel+value"):
+        case = ragged.of(decays=decays, dtype=torch.bfloat16)
+        if target.device == "cuda":  # enough to keep all of it busy
+            case = case.of(batch=4, length=4000, key_size=128, value_size=128)
+        yield Check("linear_attention", f"the same bits twice, {describe(case)}", partial(twice, target, case))
+    if not target.interpreted:
+        yield Check("linear_attention", f"the state of {LONG} tokens without decay", partial(long_sum, target))
+
+
+def ragged_case(target: Target) -> Case:
+    return RAGGED.of(length=19, heads=(1, 1, 1)) if target.interpreted and target.quick else RAGGED
+
+
+def attention_cases(target: Target) -> Iterator[tuple[Case, str]]:
+    """Every decay in every dtype; then lengths, schedules, packed sequences, shared heads and extreme decays."""
+    if target.quick:
+        ragged = ragged_case(target)
+        for decays, dtype in zip(("none", "head", "token", "channel+value"), (*DTYPES, torch.bfloat16), strict=True):
+            yield ragged.of(decays=decays, dtype=dtype), "auto"
+        yield ragged.of(decays="token", packed=(0, 18, 1)), "parallel"
+        return
+    yield from ((RAGGED.of(decays=decays, dtype=dtype), "auto") for decays in ALL_DECAYS for dtype in DTYPES)
+    for decays in ("none", "head", "token", "channel", "channel+value"):
+        yield from ((Case(decays=decays, length=length), "auto") for length in (0, 1, 64, 130, 257))
+        yield from ((RAGGED.of(decays=decays, length=300), schedule) for schedule in SCHEDULES)
+        yield RAGGED.of(decays=decays, packed=(0, 33, 150, 0, 1), heads=(1, 2, 2)), "auto"
+        yield RAGGED.of(decays=decays, packed=(0, 33, 150, 0, 1), heads=(4, 2, 1)), "parallel"
+        yield RAGGED.of(decays=decays, initial=False), "auto"
+        if decays != "none":
+            yield from (
+                (RAGGED.of(decays=decays, values=v), "auto") for v in ("zero", "tiny", "strong", "mixed", "forget")
+            )
+        if target.device == "cuda":
+            for dim in (64, 128, 256):
+                yield Case(decays=decays, length=1000, key_size=dim, value_size=dim, dtype=torch.bfloat16), "auto"
+
+
+def describe(case: Case, schedule: str = "") -> str:
+    words = [case.decays, str(case.dtype).removeprefix("torch."), f"n = {case.packed or case.length}"]
+    words += [f"{case.key_size}×{case.value_size}"] + [case.values] * (case.values != "random")
+    words += ["no initial state"] * (not case.initial) + [schedule] * (schedule not in ("", "auto"))
+    return ", ".join(words)
+
+
+def attention(target: Target, case: Case, schedule: str) -> list[str]:
+    results = cases.run(case, target.device, schedule=schedule, backend=target.backend)
+    return deviations(results, cases.exact(case), target.backend)
+
+
+def twice(target: Target, case: Case) -> list[str]:
+    first, second = (cases.run(case, target.device, backend=target.backend) for _ in range(2))
+    return [f"{name} differs from call to call" for name, x in first.items() if not torch.equal(x, second[name])]
+
+
+def long_sum(target: Target) -> list[str]:
+    """Σ k vᵀ: sums that are rounded as they grow, rather than once for each chunk, lose digits here."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, LONG, 2, 64, generator=generator).bfloat16().to(target.device) for _ in range(3))
+    _, state = fulmen.linear_attention(q, k, v, scale=1.0, return_state=True, schedule="loop", backend=target.backend)
+    exact = torch.einsum("bnhd,bnhe->bhde", k.double().cpu(), v.double().cpu())
+    return deviations({"state": state}, {"state": exact}, target.backend)
+
+
+def steps(target: Target, case: Case) -> list[str]:
+    """Token by token; outputs of 16 bits may be off by one rounding more than those of the whole."""
+    given = {name: x.to(target.device) for name, x in cases.tensors(case).items()}
+    expected, state = cases.exact(case), given["initial_state"].clone()
+    outputs = []
+    for t in range(case.length):
+        names = [name for name in ("q", "k", "v", "log_decay", "log_decay_v") if name in given]
+        token: dict[str, Any] = {name: tokens_of(given[name], t) for name in names}
+        outputs.append(fulmen.linear_attention_step(**token, state=state, scale=case.scale, backend=target.backend))
+    errors = {
+        "output": relative_error(torch.stack(outputs, 1), expected["output"]) / (2 * TOLERANCE[case.dtype]),
+        "state": relative_error(state, expected["state"]) / TOLERANCE[torch.float32],
+    }
+    return [f"{name}: {error:.1f} times the error allowed" for name, error in errors.items() if not error <= 1]
+
+
+def states(target: Target, case: Case, chunk_size: int = 16) -> list[str]:
+    """And all their gradients."""
+
+    def run(leaves: dict[str, Any], backend: str) -> dict[str, Tensor]:
+        del leaves["q"]
+        result = fulmen.chunk_states(**leaves, chunk_size=chunk_size, backend=backend)
+        # Some cotangent that is the same everywhere.
+        cotangent = torch.linspace(-1, 1, result.numel(), dtype=torch.float64).reshape(result.shape).to(result)
+        grads = torch.autograd.grad(result, list(leaves.values()), cotangent)
+        return {"states": result.detach()} | {f"d{name}": g for name, g in zip(leaves, grads, strict=True)}
+
+    exact = {name: x.detach().double().requires_grad_() for name, x in cases.inputs(case).items()}
+    results = run(cases.inputs(case, target.device), target.backend)
+    return deviations(results, run(exact, "reference"), target.backend)

@@ -1,0 +1,1 @@
+"""What the operators that walk a state through chunks of tokens share."""

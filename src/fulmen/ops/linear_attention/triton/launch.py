@@ -1,0 +1,290 @@
+"""Launching the kernels: what the launches of one call have in common, and one method for each kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from fulmen.ops.chunks.decay_form import DecayForm
+from fulmen.ops.linear_attention.problem import Attention, States
+from fulmen.ops.linear_attention.triton.recurrent import recur
+from fulmen.ops.linear_attention.triton.scan import scan
+from fulmen.ops.linear_attention.triton.states import fold, sum_segments, summarise
+from fulmen.ops.linear_attention.triton.tiles import fold_tile, recurrent_tile, scan_tile, sum_tile
+from fulmen.runtime.architectures import Architecture, architecture_of
+from fulmen.triton_common import operands
+from fulmen.triton_common.operands import UNIT, Partition, Tokens
+from fulmen.triton_common.packed import clear_rest
+from fulmen.triton_common.tiles import Tile, launch_options, padded
+
+# Below this many tokens a segment does not pay for the extra pass over k and v that finds the states between segments.
+SHORTEST_SEGMENT = 1024
+
+
+class LogDecays(NamedTuple):
+    """The log-decays of a call as the kernels take them: a scalar one, and those of each axis' channels."""
+
+    scalar: Tokens | None
+    key: Tokens | None
+    value: Tokens | None
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """What a walk needs to collect the gradient of the decay of the axis it writes."""
+
+    factor: Tensor  # of the results in the loss: q, k, v or the output's gradient
+    parts: Tensor  # see :class:`DecayGradient`
+    given: Tensor | None  # written by the forward walk, read by the backward walk
+    boundaries: Tensor | None  # the states at the boundaries, for the backward walk
+
+
+class Launcher:
+    """
+    A walk *writes* the "key" or the "value" axis of the states, and reads the other one: results have the size of the
+    one, and sums run over the other.
+    """
+
+    def __init__(self, p: Attention | States, partition: Partition, sequences: int, small: bool) -> None:
+        self.partition, self.sequences, self.heads = partition, sequences, p.heads
+        self.key_size, self.value_size = p.k.shape[3], p.v.shape[3]
+        self.dtype = p.k.dtype
+        self.architecture: Architecture = architecture_of(p.k.device)
+        self.small = small
+        self.decays, self.logs = p.decays, log_decays_of(p, self.heads)
+        self.per_token = p.decays.key.has_tokens and not p.decays.key.by_channel
+        self.starts_empty = int(p.initial_state is None)
+
+    def precision(self, of_halves: str) -> str:
+        """How products are computed; see :mod:`fulmen.triton_common.products`."""
+        return self.architecture.single if self.dtype == torch.float32 else of_halves
+
+    def sizes(self, writes: str) -> tuple[int, int]:
+        """The sizes of the read and the written axis."""
+        sizes = self.key_size, self.value_size
+        return sizes if writes == "value" else (sizes[1], sizes[0])
+
+    @property
+    def heads_fill_the_card(self) -> bool:
+        """Whether a program for each tile of each head's state leaves none of the card idle."""
+        if torch.are_deterministic_algorithms_enabled():
+            return True  # bits then do not depend on the batch
+        tiles = triton.cdiv(self.value_size, self.scan_tile("value", gradient=False).width)
+        return self.sequences * self.heads * tiles >= self.architecture.multiprocessors
+
+    def scan_tile(self, writes: str, gradient: bool) -> Tile:
+        read, write = self.sizes(writes)
+        return scan_tile(self.architecture, read, write, self.dtype, self.decays, gradient, self.small)
+
+    def scan(
+        self,
+        x: Tensor,
+        y: Tensor | None,
+        z: Tensor | None,
+        result: Tensor | None,
+        *,
+        writes: str,
+        backward: bool,
+        scale: float,
+        entering: Tensor | None,
+        leaving: Tensor | None = None,
+        gradient: Gradient | None = None,
+    ) -> None:
+        read_size, write_size = self.sizes(writes)
+        tile = self.scan_tile(writes, gradient is not None)
+        programs = self.sequences * self.partition.segments * self.heads * triton.cdiv(write_size, tile.width)
+        if programs == 0:
+            return
+        transposed = writes == "key"
+        channels = (self.logs.key, self.logs.value)
+        scan[(programs,)](
+            self.tokens(x), self.tokens(y), self.tokens(z), self.tokens(result),
+            self.logs.scalar, *(reversed(channels) if transposed else channels),
+            self.states(operands.readable_state(entering), transposed), self.states(leaving, transposed),
+            *self.gradient(gradient, transposed), self.starts_empty,
+            *self.partition, self.heads, write_size, scale,
+            C=tile.chunk, R=padded(read_size), S=tile.slices, W=tile.width, LEVELS=tile.chunk.bit_length() - 1,
+            PER_TOKEN=self.per_token, BACKWARD=backward,
+            PRECISION=self.precision("two terms" if gradient is None else "three terms"),
+            **launch_options(tile),
+        )  # fmt: skip
+
+    def gradient(self, gradient: Gradient | None, transposed: bool) -> tuple[Any, Any, Any, Any]:
+        if gradient is None:
+            return None, None, None, None
+        return (
+            self.tokens(gradient.factor),
+            self.tokens(gradient.parts),
+            self.tokens(gradient.given),
+            self.states(gradient.boundaries, transposed),
+        )
+
+    def summarise(
+        self,
+        y: Tensor,
+        z: Tensor,
+        boundaries: Tensor,
+        *,
+        backward: bool = False,
+        scale: float = 1.0,
+        carry: bool = False,
+    ) -> None:
+        """Write what each segment adds to the boundary after it; with ``carry``, the states themselves."""
+        tile = self.scan_tile("value", gradient=False)
+        programs = self.sequences * self.heads * triton.cdiv(self.value_size, tile.width)
+        programs *= 1 if carry else self.partition.segments
+        if programs == 0:
+            return
+        summarise[(programs,)](
+            self.tokens(y), self.tokens(z), self.logs.scalar, self.logs.key, self.logs.value,
+            self.states(boundaries), *self.partition, self.heads, scale,
+            C=tile.chunk, R=padded(self.key_size), S=tile.slices, W=tile.width, PER_TOKEN=self.per_token,
+            BACKWARD=backward, CARRY=carry, PRECISION=self.precision("three terms"),
+            **launch_options(tile),
+        )  # fmt: skip
+
+    def fold(self, boundaries: Tensor, *, backward: bool = False) -> None:
+        """Turn what segments add, at the boundaries after them, into the states there."""
+        tile = fold_tile()
+        rows, width = min(tile.chunk, padded(self.key_size)), min(tile.width, padded(self.value_size))
+        programs = self.sequences * self.heads
+        programs *= triton.cdiv(self.key_size, rows) * triton.cdiv(self.value_size, width)
+        if programs == 0:
+            return
+        fold[(programs,)](
+            self.states(boundaries),
+            None if self.per_token else self.logs.scalar,
+            self.totals(self.logs.scalar if self.per_token else None, boundaries),
+            self.totals(self.logs.key, boundaries),
+            self.totals(self.logs.value, boundaries),
+            *self.partition, self.heads, self.key_size, self.value_size,
+            R=rows, W=width, BACKWARD=backward, **launch_options(tile),
+        )  # fmt: skip
+
+    def totals(self, decay: Tokens | None, like: Tensor) -> Tokens | None:
+        """The sums of a decay's logarithms over each segment, ``[sequences, segments, H, K]``."""
+        if decay is None:
+            return None
+        sums = like.new_empty(self.sequences, self.partition.segments, self.heads, decay.size)
+        tile = sum_tile(decay.size)
+        programs = self.sequences * self.partition.segments * self.heads * triton.cdiv(decay.size, tile.width)
+        sum_segments[(programs,)](
+            decay, self.tokens(sums), *self.partition, self.heads,
+            C=tile.chunk, K=tile.width, **launch_options(tile),
+        )  # fmt: skip
+        return self.tokens(sums)
+
+    def recur(
+        self, q: Tensor, k: Tensor, v: Tensor, output: Tensor, scale: float,
+        entering: Tensor | None, leaving: Tensor | None,
+    ) -> None:  # fmt: skip
+        tile = recurrent_tile(self.key_size, self.value_size)
+        programs = self.sequences * self.heads * triton.cdiv(self.value_size, tile.width)
+        if programs == 0:
+            return
+        decay = self.logs.scalar if self.logs.key is None else self.logs.key
+        recur[(programs,)](
+            self.tokens(q), self.tokens(k), self.tokens(v), decay, self.logs.value, self.tokens(output),
+            self.states(operands.readable_state(entering)), self.states(leaving), *self.partition, self.heads, scale,
+            D=padded(self.key_size), E=tile.width, PER_TOKEN=self.per_token,
+            PER_CHANNEL=self.logs.key is not None, **launch_options(tile),
+        )  # fmt: skip
+
+    def clear_rest(self, *results: Tensor | None) -> None:
+        """Zeros after the last packed sequence. Whether there is anything, only the device knows."""
+        if self.partition.cu_seqlens is None:
+            return
+        for result in results:
+            if result is None or result.ndim < 3 or result.numel() == 0:
+                continue
+            _, length, heads, *size = result.shape
+            tile = sum_tile(size[0] if size else 1)
+            clear_rest[(triton.cdiv(length, UNIT.value) * heads,)](
+                operands.tokens(result, heads), self.partition.cu_seqlens, length, self.sequences, heads,
+                C=UNIT.value, K=tile.width, **launch_options(tile),
+            )  # fmt: skip
+
+    def tokens(self, x: Tensor | None) -> Tokens | None:
+        return None if x is None else operands.tokens(x, self.heads)
+
+    def states(self, x: Tensor | None, transposed: bool = False) -> operands.States | None:
+        return None if x is None else operands.states(x, transposed)
+
+
+class DecayGradient:
+    """The gradient of the decay of one axis, as the walks that write this axis collect it.
+
+    A decay per channel is written as it is, ``[B, N, H, K]``. A scalar one has parts, one for each tile of the axis:
+    ``[B, N, H, tiles]``, or ``[sequences, segments, H, tiles]`` for one number per head.
+
+    Args:
+        into: where it goes in the end; None if nobody requests it.
+        walks: 2, or 1 where there is only the walk backward in time.
+    """
+
+    def __init__(self, run: Launcher, like: Tensor, into: Tensor | None, axis: str, walks: int) -> None:
+        self.into, self.form = into, DecayForm.of(into)
+        if into is None:
+            return
+        tile = run.scan_tile(axis, gradient=True)
+        batch, length, _, size = like.shape
+        of_channels, of_heads = self.form.by_channel, not self.form.has_tokens
+        columns = size if of_channels else triton.cdiv(size, tile.width)
+        outer = (run.sequences, run.partition.segments) if of_heads else (batch, length)
+        self.parts = into if of_channels else into.new_empty(*outer, run.heads, columns)
+        self.given = None
+        if walks == 2 and of_heads:  # other forms hold it in the gradient itself
+            packed = run.partition.cu_seqlens is not None
+            chunks = length // tile.chunk + run.sequences if packed else triton.cdiv(length, tile.chunk)
+            self.given = into.new_empty(batch, chunks, run.heads, columns)
+
+    @property
+    def requested(self) -> bool:
+        return self.into is not None
+
+    def walk(self, factor: Tensor, boundaries: Tensor | None = None) -> Gradient | None:
+        return None if self.into is None else Gradient(factor, self.parts, self.given, boundaries)
+
+    def finish(self) -> None:
+        if self.into is not None and not self.form.by_channel:
+            torch.sum(self.parts, 3 if self.form.has_tokens else (0, 1, 3), out=self.into)
+
+
+def log_decays_of(p: Attention | States, heads: int) -> LogDecays:
+    def tokens(log_decay: Tensor | None) -> Tokens | None:
+        if log_decay is None:
+            return None
+        # One per head is that of a single token.
+        of_head = not DecayForm.of(log_decay).has_tokens
+        rows = log_decay.contiguous()[None, None] if of_head else operands.readable(log_decay)
+        return operands.tokens(rows, heads)
+
+    key, value = tokens(p.log_decay), tokens(p.log_decay_v)
+    return LogDecays(None, key, value) if p.decays.key.by_channel else LogDecays(key, None, value)
+
+
+def partition_attention(p: Attention, schedule: str) -> tuple[Partition, int]:
+    """How a schedule partitions the sequences into segments, and how many sequences there are."""
+    length, sequences = p.q.shape[1], p.state_shape[0]
+    if schedule in ("parallel", "recompute"):
+        tokens = UNIT.value
+    elif schedule == "auto" and not torch.are_deterministic_algorithms_enabled():
+        architecture = architecture_of(p.q.device)
+        tile = scan_tile(architecture, p.q.shape[3], p.v.shape[3], p.q.dtype, p.decays, gradient=False, small=False)
+        programs = sequences * p.heads * triton.cdiv(p.v.shape[3], tile.width)
+        wanted = triton.cdiv(2 * architecture.multiprocessors, max(programs, 1))
+        tokens = max(
+            triton.cdiv(triton.cdiv(length, sequences if p.cu_seqlens is not None else 1), wanted), SHORTEST_SEGMENT
+        )
+    else:
+        tokens = length
+    tokens = max(triton.cdiv(tokens, UNIT.value), 1) * UNIT.value
+    if p.cu_seqlens is None:
+        return Partition(None, length, max(triton.cdiv(length, tokens), 1), tokens), sequences
+    return Partition(
+        p.cu_seqlens.contiguous(), length, max(triton.cdiv(length, tokens * sequences), 1), tokens
+    ), sequences

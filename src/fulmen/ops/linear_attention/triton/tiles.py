@@ -1,0 +1,96 @@
+"""Tile sizes, warps and stages of the kernels of linear attention: a table.
+
+How entries were chosen: by compiling (`fulmen inspect`), since no GPU was at hand; wide tiles were preferred and
+narrowed where they spilled. Wide, because a program reads the whole of x and y for each tile of the written axis: at
+128 channels, 64 columns request 1.5 times the bytes of reading all once, 32 columns 2.5 times. One stage, because a
+second one, where it was tried, held operands in registers for longer and spilled.
+
+What limits: with R channels of the read axis a program holds its state [R, width], x and y [chunk, R], and Triton lets
+every warp hold a whole operand of a product whose result has fewer rows than columns; so chunks are short. Decays per
+channel, float16, float32 and 256 channels need more of such operands than there are registers on NVIDIA. There the read
+axis is in slices of 16 channels or more, one for each warp, and what is summed over the axis is added up through
+shared memory. (With 64 channels there are two warps for each of 4 slices, for the written axis.) In bfloat16, scalar
+decays do without: adding up would be most of their work. On AMD, 64 channels always do.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fulmen.ops.chunks.decay_form import Decays
+from fulmen.runtime.architectures import Architecture
+from fulmen.triton_common.tiles import Tile, padded
+
+# By how many axes have a decay per channel, whether the walk collects a decay's gradient, and the (padded) channels it
+# reads: up to 64, 128, 256, 512.
+# Left alone, ptxas settles on 128 registers for some of the sliced ones and spills a few bytes.
+_SLICED = {
+    64: Tile(16, 64, 8, 4, 255),
+    128: Tile(16, 64, 8, 8, 255),
+    256: Tile(16, 32, 8, 8, 255),
+    512: Tile(16, 16, 8, 8, 255),
+}
+_NARROW = _SLICED | {64: Tile(16, 32, 8, 4, 255), 128: Tile(16, 32, 8, 8, 255)}
+_NVIDIA = {
+    (0, False): _SLICED | {64: Tile(32, 64, 4), 128: Tile(32, 64, 8)},
+    (0, True): _SLICED | {64: Tile(16, 64, 4), 128: Tile(16, 64, 8)},
+    (1, False): _SLICED,
+    (1, True): _SLICED,
+    (2, False): _SLICED,
+    (2, True): _NARROW,
+}
+_FREE = {(0, False): _NVIDIA[0, False] | {64: Tile(32, 64, 4, 1, 255)}}  # ptxas may use all registers
+_SHORT = {64: Tile(16, 64, 4), 128: Tile(16, 64, 4), 256: Tile(16, 32, 4), 512: Tile(16, 16, 4)}
+_SHORT_SLICED = _SHORT | {128: Tile(16, 64, 4, 4), 256: Tile(16, 32, 4, 4), 512: Tile(16, 16, 4, 4)}
+_AMD = dict.fromkeys(_NVIDIA, _SHORT_SLICED) | {
+    (0, False): _SHORT | {64: Tile(32, 64, 4), 128: Tile(32, 64, 4)},
+    (0, True): _SHORT,
+}
+# By architecture where it has tiles of its own, else by vendor.
+_TABLE = {
+    "cuda": _NVIDIA,
+    "hip": _AMD,
+    "sm_80": _NVIDIA | _FREE,
+    "sm_90": _NVIDIA | {(2, True): _SLICED},
+    # Of 240 to 255 registers for decays of both axes, 253 spill nothing.
+    "sm_100": _NVIDIA | _FREE | {(2, True): _NARROW | {64: Tile(16, 32, 4, 4, 253)}},
+}
+# The "recompute" schedule trades reads for shared memory.
+_SMALL_WIDTH = 32
+
+
+def scan_tile(
+    architecture: Architecture, read: int, write: int, dtype: torch.dtype, decays: Decays, gradient: bool, small: bool
+) -> Tile:
+    """For a walk over chunks, or a summary of segments.
+
+    Args:
+        read: channels of the axis that is summed over; write: of the other one.
+        decays: the forms of the two axes.
+        gradient: whether the gradient of a decay is collected.
+        small: for the "recompute" schedule.
+    """
+    # What is one term of a product in bfloat16 is two in float16 and three in float32, as with decays per channel.
+    axes = max(decays.channel_axes, {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}[dtype])
+    tiles = _TABLE.get(architecture.name, _TABLE[architecture.backend])
+    tile = tiles[axes, gradient][max(64, padded(read))]
+    if small:
+        tile = tile._replace(chunk=16)
+    width = min(tile.width, padded(write), _SMALL_WIDTH if small else tile.width)
+    return tile._replace(width=width, slices=min(tile.slices, padded(read) // 16))
+
+
+def fold_tile() -> Tile:
+    """``chunk`` rows and ``width`` columns of a state; memory is all that counts. 32 rows spilled on sm_100."""
+    return Tile(16, 64, 4)
+
+
+def sum_tile(size: int) -> Tile:
+    """For sums of rows of ``size`` numbers, which may be one."""
+    width = min(1 << (size - 1).bit_length(), 64)
+    return Tile(min(1024 // width, 128), width, 4)
+
+
+def recurrent_tile(read: int, write: int) -> Tile:
+    """A state of 4096 elements stays in 32 registers of each thread; with 512 channels it is twice that."""
+    return Tile(1, min(max(4096 // padded(read), 16), padded(write)), 4)

@@ -1,0 +1,1 @@
+"""What every operator stands on: the torch.library side, the CPU core, backends, checks."""

@@ -1,6 +1,0 @@
-"""Tensor-product attention: decoding one token over keys and values that are kept as factors."""
-
-from fulmen.tpa.api import tpa_decode
-from fulmen.tpa.cache import TPACache
-
-__all__ = ["TPACache", "tpa_decode"]

@@ -1,0 +1,22 @@
+"""Tokens after the last of the packed sequences, which no sequence has."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from fulmen.triton_common.operands import store_rows
+
+
+@triton.jit(do_not_specialize=("length", "sequences"))
+def clear_rest(x, cu_seqlens, length, sequences, heads, C: tl.constexpr, K: tl.constexpr):
+    """Zeros for them, where ``cu_seqlens`` ends before the tensor does. Mostly there are none: it only looks."""
+    program = tl.program_id(0)
+    head, chunk = program % heads, (program // heads).to(tl.int64)
+    end = tl.load(cu_seqlens + sequences).to(tl.int64)
+    first = tl.maximum(chunk * C, end)
+    valid = tl.minimum((chunk + 1) * C, length) - first
+    if valid > 0:
+        zeros = tl.zeros([C, K], tl.float32)
+        for column in range(0, x.size, K):
+            store_rows(x, chunk * 0, first, head, tl.arange(0, C), valid, column + tl.arange(0, K), zeros)

@@ -1,0 +1,26 @@
+"""What a tile of a kernel is; which one a kernel gets stands in its operator's own table. No autotuning: the first call
+is as fast as any other, and the same call gives the same bits on every card of the same kind."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Tile(NamedTuple):
+    chunk: int  # tokens at once
+    width: int  # channels of the written axis in one program
+    warps: int
+    slices: int = 1  # of the read axis, for a warp each
+    registers: int | None = None  # that ptxas may use for a thread; None: as many as it finds best
+    stages: int = 1  # of the loads' pipeline
+
+
+def launch_options(tile: Tile) -> dict[str, int]:
+    """What Triton is told at a launch besides a kernel's arguments."""
+    options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    return options if tile.registers is None else options | {"maxnreg": tile.registers}
+
+
+def padded(size: int) -> int:
+    """The channels a kernel works on for ``size`` of them: a power of two, and what tensor cores take at least."""
+    return max(16, 1 << (size - 1).bit_length())

@@ -1,0 +1,37 @@
+import time
+
+import torch
+
+from fulmen.lab.bench.measure import interleaved, peak_bytes
+
+
+def test_calls_take_turns():
+    order = []
+    calls = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
+    interleaved(calls, seconds=0.0, repeats=3)
+    assert order == ["a", "b"] * 4  # one warm-up round, three measured
+
+
+def test_the_median_is_the_time_of_a_call():
+    timing = interleaved({"sleep": lambda: time.sleep(0.01)}, seconds=0.0, repeats=5)["sleep"]
+    assert 0.01 <= timing.p20 <= timing.median <= timing.p80 < 1.0
+
+
+def test_peak_bytes_counts_what_is_alive_at_once():
+    def call():
+        first = torch.empty(1 << 20)
+        del first
+        second, third = torch.empty(1 << 20), torch.empty(1 << 19)
+        return second + third.sum()
+
+    mebibyte = 1 << 20
+    assert 10 * mebibyte <= peak_bytes(call) < 11 * mebibyte
+
+
+def test_peak_bytes_sees_inside_the_ops():
+    import fulmen
+
+    q = torch.randn(1, 512, 2, 64)
+    output = q.numel() * 4
+    peak = peak_bytes(lambda: fulmen.linear_attention(q, q, q, backend="torch"))
+    assert peak > 2 * output

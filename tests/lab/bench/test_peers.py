@@ -1,0 +1,27 @@
+"""Packages of others, where they are installed and can run without a GPU."""
+
+import pytest
+import torch
+
+from fulmen.lab.bench.gate import Gate
+from fulmen.lab.bench.suite import Sizes
+from fulmen.lab.bench.suites.lasd import LASD
+from fulmen.runtime.architectures import interpreted
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["fwd", "bwd"])
+def test_lightning_attn_is_lc_where_it_is_installed(mode, device, monkeypatch):
+    if not interpreted() and device != "cuda":
+        pytest.skip("needs a GPU or TRITON_INTERPRET=1")
+    lightning_attn = pytest.importorskip("lightning_attn")
+    calls = []
+    theirs = lightning_attn.ops.lightning_attn_func
+    monkeypatch.setattr(
+        lightning_attn.ops, "lightning_attn_func", lambda *tensors: calls.append(tensors) or theirs(*tensors)
+    )
+    (column,) = (column for column in LASD.columns if column.name == "LC")
+    verdict = Gate(torch.float32, device).verdict(LASD, column, Sizes(1, 2, 32), mode)
+    assert verdict.problem == ""
+    assert verdict.error < 1e-5
+    assert calls

@@ -1,0 +1,199 @@
+"""`fulmen report`: the files, and that every figure in them comes from the results."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from bench.example import SKIPPED, example_results
+
+import fulmen.lab.cli
+from fulmen.lab.bench.published import closest
+from fulmen.lab.bench.report import write
+from fulmen.lab.bench.report.findings import key_findings
+from fulmen.lab.bench.report.groups import groups_of
+from fulmen.lab.bench.report.kernels import shared_memory_budget
+from fulmen.lab.bench.report.plots import why_no_plots
+from fulmen.lab.bench.results import Cell, Results, Table, load
+
+SECTIONS = [
+    "Summary", "System Configuration", "Benchmark Configuration", "Kernel Configuration", "Detailed Results",
+    "Kernel Variants Explained", "Algorithm: Linear Attention", "Memory Efficiency", "Shared-Memory Budget",
+    "Tables in the Published Form", "Files",
+]  # fmt: skip
+KERNEL = {
+    "kernel": "dq, recompute", "role": "kernel", "arch": "sm_120", "dtype": "bf16", "D": 64, "E": 64, "decay": "none",
+    "shared": 12288, "shared_limit": 101376, "registers": 184, "spills": 0,
+}  # fmt: skip
+
+
+def table(metric: str, mode: str, values: dict[int, tuple[float, float]]) -> Table:
+    """Example figures of two columns."""
+    title = f"la3-{metric}-{mode}-batch1-head2-dim64-fp32"
+    config = {"batch": 1, "heads": 2, "dim": 64, "dtype": "fp32"}
+    columns = ["LA3-Chunked", "PyTorch-SDPA"]
+    cells = [Cell(n, name, value) for n, row in values.items() for name, value in zip(columns, row, strict=True)]
+    return Table("la3", title, "", metric, mode, "n", columns, "PyTorch-SDPA", config, cells)
+
+
+@pytest.fixture
+def small() -> Results:
+    results = example_results()
+    results.tables = [
+        table("speed", "fwd", {64: (2.0, 1.0), 128: (4.0, 8.0), 256: (8.0, 32.0)}),
+        table("speed", "bwd", {64: (4.0, 3.0), 128: (8.0, 16.0), 256: (16.0, 64.0)}),
+        table("memory", "bwd", {64: (10.0, 12.0), 128: (20.0, 40.0)}),
+    ]
+    return results
+
+
+def one_size_of_each_suite() -> Results:
+    results = example_results()
+    first = {group.suite: group for group in reversed(groups_of(results.tables))}
+    results.tables = [table for table in results.tables if table in first[table.suite].tables.values()]
+    return results
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return write(one_size_of_each_suite(), tmp_path_factory.mktemp("report") / "new" / "folder")
+
+
+def test_every_file_is_written(written: list[Path]) -> None:
+    assert all(path.stat().st_size > 100 for path in written)
+    names = {path.name for path in written if path.suffix != ".png"}
+    markdown = {f"{suite}.md" for suite in ("state", "lasd", "la3", "tpa_decode", "flao")}
+    assert names == {"benchmark_results.json", "results.csv", "report.html", *markdown}
+    assert load(written[0]) == one_size_of_each_suite()
+
+
+@pytest.mark.skipif(bool(why_no_plots()), reason=why_no_plots() or "matplotlib is there")
+def test_every_suite_has_a_plot(written: list[Path]) -> None:
+    plots = [path for path in written if path.suffix == ".png"]
+    assert [path.name.partition("-")[0] for path in plots] == ["state", "lasd", "la3", "tpa_decode", "flao"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in plots)
+
+
+def test_markdown_has_every_section_of_the_la3_report(small: Results, tmp_path: Path) -> None:
+    write(small, tmp_path)
+    text = (tmp_path / "la3.md").read_text()
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == SECTIONS
+    for line in (
+        "| Kernel | N=64 | N=128 | N=256 |",
+        "| **LA3-Chunked** | **6.00ms** | **12.00ms** | **24.00ms** |",
+        "| PyTorch-SDPA | 4.00ms | 24.00ms | 96.00ms |",
+        "| **LA3-Chunked** | **0.67x** | **2.00x** | **4.00x** |",
+        "| LA3-Chunked | 128 | 4.000 | 8.000 | 12.000 | **2.00x** | – | – |",
+        "| 128 | 20.0 | 40.0 | 50% |",
+        "| cpu model | Example CPU |",
+        "| Head Dimension | 64 |",
+    ):
+        assert line in text.splitlines()
+
+
+def test_every_suite_has_the_tiles_of_its_kernels(written: list[Path]) -> None:
+    for path in written:
+        if path.suffix == ".md":
+            section = path.read_text().partition("## Kernel Configuration")[2].partition("\n## ")[0]
+            assert "| Kernel | Architectures | Chunk |" in section, path.name
+            assert "sm_120" in section, path.name
+
+
+def test_findings_are_computed(small: Results) -> None:
+    assert key_findings(groups_of(small.tables)[0]) == [
+        "**LA3-Chunked is fastest** at N=256: 24.00 ms (forward and backward), **4.00x faster** than PyTorch-SDPA",
+        "LA3-Chunked overtakes PyTorch-SDPA between N=64 and 128",
+        "From the last two lengths measured, time grows: LA3-Chunked as N^1.00, PyTorch-SDPA as N^2.00",
+        "At N=128 LA3-Chunked needs least memory (backward): 20 MiB, 50% less than PyTorch-SDPA",
+    ]
+
+
+def test_nothing_is_claimed_where_the_baseline_did_not_run(small: Results) -> None:
+    for one in small.tables:
+        for cell in one.cells:
+            if cell.column == one.baseline:
+                cell.value, cell.skipped = None, "too slow"
+    assert key_findings(groups_of(small.tables)[0]) == [
+        "**LA3-Chunked is fastest** at N=256: 24.00 ms (forward and backward)"
+    ]
+
+
+def test_reasons_are_in_the_markdown(written: list[Path]) -> None:
+    la3 = next(path for path in written if path.name == "la3.md")
+    assert f"- FlashAttn-2 at 1024, 2048, 4096, 8192: {SKIPPED['FlashAttn-2']}" in la3.read_text().splitlines()
+
+
+def test_shared_memory_comes_from_inspection(small: Results, tmp_path: Path) -> None:
+    write(small, tmp_path, [KERNEL, KERNEL | {"role": "baseline", "shared": 99999}])
+    text = (tmp_path / "la3.md").read_text()
+    assert "| sm_120 | recompute | dq, recompute, none, 64 channels, bf16 | 12,288 | 101,376 | 12% | 0 of 1 |" in text
+    write(small, tmp_path)
+    assert "fulmen inspect --json" in (tmp_path / "la3.md").read_text()
+
+
+def test_a_suite_has_the_shared_memory_of_its_own_kernels() -> None:
+    names = ("dv", "tpa head", "gate dv")
+    inspected = [KERNEL | {"kernel": name, "shared": 1000 * i} for i, name in enumerate(names, 1)]
+    for suite, kernel in (("la3", "dv"), ("tpa_decode", "tpa head"), ("flao", "gate dv")):
+        rows = [line for line in shared_memory_budget(suite, inspected)[-1].splitlines() if "sm_120" in line]
+        assert [row.split(" | ")[2].split(",")[0] for row in rows] == [kernel]
+
+
+@pytest.mark.parametrize(
+    ("suite", "batch", "gpu", "title"),
+    [
+        ("lasd", 4, "A100", "lasd-speed-fwd-batch4-head32-dim128-bf16"),
+        ("lasd", 1, "A100", "lasd-speed-fwd-batch1-head16-dim128-bf16"),
+        ("la3", 1, "NVIDIA GeForce RTX 5090", "la3-speed-fwd-batch4-head32-dim64-bf16"),
+    ],
+)
+def test_published_curves_are_of_the_nearest_size(suite: str, batch: int, gpu: str, title: str) -> None:
+    measured = table("speed", "fwd", {})
+    measured.suite, measured.config = suite, {"batch": batch, "heads": 16}
+    found = closest(measured)
+    assert found is not None
+    assert (found.gpu, found.title) == (gpu, title)
+
+
+def test_the_backwards_memory_has_a_published_counterpart_in_la3() -> None:
+    found = closest(table("memory", "bwd", {}))
+    assert found is not None
+    assert found.mode == "both"
+    assert closest(table("memory", "fwd", {})) is None
+
+
+def test_the_command(small: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results, inspection = tmp_path / "results.json", tmp_path / "kernels.json"
+    small.save(results)
+    inspection.write_text(json.dumps([KERNEL]))
+    out = tmp_path / "out"
+    assert fulmen.lab.cli.main(["report", str(results), "--out", str(out), "--inspection", str(inspection)]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert str(out / "report.html") in printed
+    assert "12,288" in (out / "la3.md").read_text()
+
+
+def test_a_wrong_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "other.json"
+    other.write_text("{}")
+    assert fulmen.lab.cli.main(["report", str(other)]) == 1
+    assert "other.json is not a result file of `fulmen bench`" in capsys.readouterr().err
+    results = tmp_path / "results.json"
+    example_results().save(results)
+    assert fulmen.lab.cli.main(["report", str(results), "--inspection", str(other)]) == 1
+    assert "other.json is not a file of `fulmen inspect --json`" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        fulmen.lab.cli.main(["report", str(tmp_path / "none.json")])
+    assert "there is no file" in capsys.readouterr().err
+
+
+def test_tables_without_cells_are_left_out(small, tmp_path):
+    """They belong to a run that was stopped, or failed, before they got their first."""
+    small.tables[1].cells.clear()
+    write(small, tmp_path / "some")
+    assert "speed-bwd" not in (tmp_path / "some" / "la3.md").read_text()
+    small.tables = [table("speed", "fwd", {})]
+    write(small, tmp_path / "none")
+    assert not (tmp_path / "none" / "la3.md").exists()

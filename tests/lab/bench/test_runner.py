@@ -1,0 +1,163 @@
+"""Running plans: what is checked, measured, left out and written down."""
+
+import pytest
+import torch
+import toy
+
+from fulmen.lab.bench import length
+from fulmen.lab.bench.compiled import Compiled
+from fulmen.lab.bench.plan import PACES, Options, Pace
+from fulmen.lab.bench.results import load
+from fulmen.lab.bench.runner import new_results, resumed, run
+from fulmen.lab.bench.suites import SUITES
+
+
+@pytest.fixture(autouse=True)
+def quick_pace(monkeypatch):
+    monkeypatch.setitem(PACES, "quick", Pace(0.0, 3, None))
+
+
+@pytest.fixture
+def measure(monkeypatch, tmp_path):
+    """Runs the toy suite with the given columns; the results, by mode and metric."""
+
+    def measure(*columns, **options):
+        monkeypatch.setitem(SUITES, "toy", toy.suite(*columns))
+        asked = toy.options(**options)
+        results = new_results(asked)
+        run(asked, results, tmp_path / "results.json")
+        assert load(tmp_path / "results.json") == results
+        return {(table.mode, table.metric): table for table in results.tables}
+
+    return measure
+
+
+def test_every_cell_of_real_suites_has_a_value_or_says_why(tmp_path):
+    asked = Options(("state", "lasd", "la3"), "cpu", "fp32", batch=1, heads=2, dim=16, lengths=(8, 33))
+    results = new_results(asked)
+    run(asked, results, tmp_path / "results.json")
+    assert results.finished is not None
+    assert len(results.tables) == 2 + 4 + 4
+    for table in results.tables:
+        assert {(cell.n, cell.column) for cell in table.cells} == {(n, c) for n in (8, 33) for c in table.columns}
+        for cell in table.cells:
+            if cell.column == "FlashAttn-2":
+                assert cell.value is None
+                assert cell.skipped == "flash_attn runs on CUDA only"
+                continue
+            assert cell.skipped is None, f"{table.title} {cell}"
+            assert cell.error < 1e-5
+            if table.metric == "speed":
+                assert 0 < cell.p20 <= cell.value <= cell.p80
+                assert cell.first_call > 0
+            else:
+                assert cell.value == pytest.approx(cell.inputs + cell.outputs + cell.workspace, abs=1e-5)
+                assert cell.workspace >= 0
+    assert {"timing", "checks", "memory", "first calls", "harness", "total"} <= set(results.seconds)
+
+
+def test_memory_is_split_into_inputs_outputs_and_workspace(measure):
+    def wasteful(x):
+        copy = x.repeat(5, 1, 1, 1)
+        return 2 * copy[:1]
+
+    tables = measure(toy.column("plain"), toy.column("wasteful", wasteful), batch=1, heads=2, dim=1024, lengths=(64,))
+    size = 64 * 2 * 1024 * 4 / 2**20
+    forward, backward = tables["fwd", "memory"], tables["bwd", "memory"]
+    plain, wasteful = forward.cell(64, "plain"), forward.cell(64, "wasteful")
+    assert (plain.inputs, plain.outputs) == (size, size)
+    assert plain.workspace == pytest.approx(0.0, abs=0.01)
+    assert wasteful.workspace == pytest.approx(5 * size, abs=0.01)
+    # Given: x and the output's gradient; kept: the output; made: the gradient of x.
+    plain = backward.cell(64, "plain")
+    assert (plain.inputs, plain.outputs) == (2 * size, size)
+    assert plain.workspace == pytest.approx(size, abs=0.01)
+
+
+def test_a_wrong_column_is_not_timed(measure):
+    calls = []
+
+    def wrong(x):
+        calls.append(x.shape)
+        return 2.1 * x
+
+    tables = measure(toy.column("right"), toy.column("wrong", wrong))
+    for table in tables.values():
+        assert table.cell(8, "right").value is not None
+        assert table.cell(8, "wrong").value is None
+        assert "off by 5.0e-02 from the float64 reference" in table.cell(8, "wrong").skipped
+    assert len(set(calls)) == 1  # those of the check
+
+
+def test_a_wrong_gradient_is_not_timed(measure):
+    tables = measure(toy.column("right"), toy.column("wrong", toy.WrongGradient.apply))
+    assert tables["fwd", "speed"].cell(8, "wrong").value is not None
+    assert "off by 5.0e-01" in tables["bwd", "speed"].cell(8, "wrong").skipped
+
+
+def test_a_failure_is_a_reason(measure):
+    def fails(x):
+        raise RuntimeError("out of luck\nat length")
+
+    table = measure(toy.column("right"), toy.column("fails", fails))["fwd", "speed"]
+    assert table.cell(8, "fails").skipped == "failed: RuntimeError: out of luck"
+    assert table.cell(8, "right").value is not None
+
+
+def test_cells_over_the_budget_are_left_out(measure):
+    columns = toy.column("fast"), toy.column("slow", toy.slow)
+    table = measure(*columns, lengths=(10, 500), budget=3.0, metrics=("speed",))["fwd", "speed"]
+    assert table.cell(10, "slow").value >= 10
+    assert "over the time budget" in table.cell(500, "slow").skipped
+    assert table.cell(500, "fast").value is not None
+
+
+def test_a_first_call_that_takes_too_long_is_the_only_one(measure):
+    table = measure(toy.column("fast"), toy.column("slow", toy.slow), lengths=(900,), budget=2.0)["fwd", "speed"]
+    assert "over the time budget: the first call took 0.9 s" in table.cell(900, "slow").skipped
+
+
+def test_cells_that_do_not_fit_into_memory_are_left_out(measure, monkeypatch):
+    monkeypatch.setattr(length, "available_bytes", lambda device: 10 * 64 * 2 * 4 * 4)
+
+    def large(x):
+        return x.repeat(20, 1, 1, 1)[:1] * 2
+
+    tables = measure(toy.column("small"), toy.column("large", large), lengths=(64,))
+    assert tables["fwd", "memory"].cell(64, "small").value is not None
+    assert "of memory" in tables["fwd", "memory"].cell(64, "large").skipped
+
+
+def test_compiled_columns_are_compiled_in_every_cell(measure):
+    lengths = tuple(range(8, 20))  # more than torch compiles a function for
+    compiled = Compiled(toy.double)
+    tables = measure(toy.column("eager"), toy.column("compiled", compiled), lengths=lengths, metrics=("speed",))
+    for table in tables.values():
+        assert [table.cell(n, "compiled").skipped for n in lengths] == [None] * len(lengths)
+    assert compiled.runs == compiled.calls > len(lengths)
+
+
+def test_a_compiled_column_that_runs_eagerly_is_caught(measure):
+    with torch.compiler.set_stance("force_eager"):
+        tables = measure(toy.column("eager"), toy.column("compiled", Compiled(toy.double)))
+    assert "ran eagerly" in tables["fwd", "speed"].cell(8, "compiled").skipped
+    assert tables["fwd", "memory"].cell(8, "compiled").value is None
+
+
+def test_a_run_goes_on_where_it_was(measure, monkeypatch, tmp_path):
+    measure(toy.column("a"), toy.column("b"))
+    path = tmp_path / "results.json"
+    begun = load(path)
+    kept = [cell for table in begun.tables for cell in table.cells if cell.n == 8]
+    for table in begun.tables:
+        table.cells = [cell for cell in table.cells if cell.n == 8]
+    begun.finished = None
+    begun.save(path)
+
+    results = resumed(toy.options(), path)
+    run(toy.options(), results, path)
+    assert [cell for table in results.tables for cell in table.cells if cell.n == 8] == kept
+    assert all(table.lengths == [8, 16] for table in results.tables)
+    assert results.finished is not None
+    with pytest.raises(ValueError, match=r"was begun with batch = None, now it is 3"):
+        resumed(toy.options(batch=3), path)

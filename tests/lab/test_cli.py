@@ -1,0 +1,67 @@
+"""The command line as a user meets it: in a process of its own."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import fulmen.lab.cli
+import fulmen.lab.environment
+
+
+def run(*args):
+    return subprocess.run([sys.executable, "-m", "fulmen", *args], capture_output=True, text=True)
+
+
+def test_env():
+    result = run("env")
+    assert result.returncode == 0
+    assert result.stderr == ""
+    for word in ("fulmen", "torch", "cpu", "gpus", "backends", "reference"):
+        assert word in result.stdout
+
+
+def test_env_as_json():
+    facts = json.loads(run("env", "--json").stdout)
+    assert facts["cpu"]["cores"] >= 1
+    assert facts["cpu"]["isa"]
+    assert facts["backends"]["torch"]["available"] is True
+    assert facts["backends"]["torch"]["dtypes"][0] == "float32"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((), "COMMAND"),
+        (("measure",), "invalid choice: 'measure'"),
+        (("env", "--yaml"), "unrecognized arguments: --yaml"),
+        (("bench", "--json", "no/such/folder/results.json"), "there is no folder no/such/folder"),
+    ],
+)
+def test_a_usage_mistake_exits_with_2_and_no_traceback(args, message):
+    result = run(*args)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_failure_exits_with_1_and_no_traceback(monkeypatch, capsys):
+    def fail():
+        raise RuntimeError("the machine is on fire")
+
+    monkeypatch.setattr(fulmen.lab.environment, "environment", fail)
+    assert fulmen.lab.cli.main(["env"]) == 1
+    assert capsys.readouterr().err == "fulmen: RuntimeError: the machine is on fire\n"
+
+
+def test_a_closed_pipe_is_no_traceback():
+    command = f"{sys.executable} -m fulmen env | true; exit ${{PIPESTATUS[0]}}"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert "Traceback" not in result.stderr
+
+
+def test_version():
+    result = run("--version")
+    assert result.returncode == 0
+    assert result.stdout.startswith("fulmen 0.")

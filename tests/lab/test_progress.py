@@ -1,0 +1,42 @@
+"""The line of progress, as a terminal gets it."""
+
+import io
+import sys
+
+from fulmen.lab.progress import Steps, clock
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_sees_the_step_and_how_far_it_is(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with Steps(2) as steps:
+        steps.begin("the first")
+        steps.begin("the second")
+    shown = sys.stderr.getvalue().split("\r\x1b[2K")
+    assert shown[1].endswith("1/2 the first")
+    assert "[############............]" in shown[2]
+    assert "left) 2/2 the second" in shown[2]
+    assert shown[3] == ""  # nothing is left behind
+
+
+def test_long_lines_are_cut_to_the_terminal(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("COLUMNS", "40")
+    with Steps(1) as steps:
+        steps.begin("x" * 100)
+    assert max(map(len, sys.stderr.getvalue().split("\r\x1b[2K"))) == 39
+
+
+def test_nobody_watches(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with Steps(1) as steps:
+        steps.begin("a step")
+    assert sys.stderr.getvalue() == ""
+
+
+def test_clock():
+    assert [clock(s) for s in (0.4, 61, 3600)] == ["0:00", "1:01", "60:00"]

@@ -1,0 +1,88 @@
+"""Wrong input: the error names the argument, what it was and what it must be."""
+
+import numpy as np
+import pytest
+import torch
+
+import fulmen
+from fulmen.runtime import core
+
+B, M, H, R, D, E = 2, 6, 4, 3, 8, 5
+
+
+def decode(**changes):
+    given = {
+        "aq": torch.randn(B, 1, H, R),
+        "ak": torch.randn(B, M, H),
+        "av": torch.randn(B, M, H),
+        "bq": torch.randn(B, 1, R, D),
+        "bk": torch.randn(B, M, D),
+        "bv": torch.randn(B, M, E),
+    }
+    return fulmen.tpa_decode(**given | changes)
+
+
+WRONG = [
+    ({"aq": [1.0]}, TypeError, r"aq must be a torch.Tensor; got list"),
+    ({"bv": None}, TypeError, r"bv must be a torch.Tensor; got NoneType"),
+    ({"ak": torch.ones(B, M, H).long()}, TypeError, r"ak must be float32, .*; got torch.int64"),
+    ({"bk": torch.randn(B, M, D).half()}, TypeError, r"bk must have the dtype of aq, torch.float32; got torch.float16"),
+    ({"bk": torch.randn(B, M, D, device="meta")}, ValueError, r"bk must be on the device of aq, cpu; got meta"),
+    ({"bk": torch.randn(B, M, D).to_sparse()}, TypeError, r"bk must be a dense tensor; got layout"),
+    ({"aq": torch.randn(B, H, R)}, ValueError, r"aq must have shape \[B, 1, H, R\]; got \[2, 4, 3\]"),
+    ({"aq": torch.randn(B, 2, H, R)}, ValueError, r"aq must have shape \[B, 1, H, R\]; got \[2, 2, 4, 3\]"),
+    ({"aq": torch.randn(B, 1, 0, R)}, ValueError, r"aq must have at least one head"),
+    ({"aq": torch.randn(B, 1, H, 0)}, ValueError, r"aq must have R of 1 to 512; got shape"),
+    ({"bq": torch.randn(B, 1, R + 1, D)}, ValueError, r"bq must have the R of aq, 3; got shape \[2, 1, 4, 8\]"),
+    ({"bq": torch.randn(B, 1, R, 513)}, ValueError, r"bq must have D of 1 to 512; got shape"),
+    ({"ak": torch.randn(B, M)}, ValueError, r"ak must have shape \[B, M, H\] or \[B, M, H, Rk\]; got \[2, 6\]"),
+    ({"av": torch.randn(B, M, H, 2)}, ValueError, r"bv must have shape \[B, M, Rv, E\] beside av .* got \[2, 6, 5\]"),
+    ({"bk": torch.randn(B, M, 2, D)}, ValueError, r"bk must have shape \[B, M, D\] beside ak \[2, 6, 4\]; got"),
+    (
+        {"ak": torch.randn(B, M, H, 2), "bk": torch.randn(B, M, 3, D)},
+        ValueError,
+        r"bk must have the Rk of ak, 2; got shape \[2, 6, 3, 8\]",
+    ),
+    ({"av": torch.randn(B, M, H, 0), "bv": torch.randn(B, M, 0, E)}, ValueError, r"av must have Rv of 1 to 512"),
+    ({"bv": torch.randn(B, M, 0)}, ValueError, r"bv must have E of 1 to 512; got shape \[2, 6, 0\]"),
+    ({"bk": torch.randn(B, M, D + 1)}, ValueError, r"bk must have the last dimension of bq, D = 8; got shape"),
+    ({"bk": torch.randn(1, M, D)}, ValueError, r"bk must have the B of aq, 2; got shape \[1, 6, 8\]"),
+    ({"bv": torch.randn(B, M + 1, E)}, ValueError, r"bv must have the M of ak, 6; got shape \[2, 7, 5\]"),
+    ({"av": torch.randn(B, M, 1)}, ValueError, r"av must have the H of aq, 4; got shape \[2, 6, 1\]"),
+    ({"scale": "1"}, TypeError, r"scale must be a real number or None; got '1'"),
+    ({"split": "tokens"}, ValueError, r"split must be one of 'auto', 'batch', 'head', 'sequence'; got 'tokens'"),
+    ({"seqlens": [1, 2]}, TypeError, r"seqlens must be a torch.Tensor or None; got list"),
+    ({"seqlens": torch.ones(B)}, TypeError, r"seqlens must be int32 or int64; got torch.float32"),
+    ({"seqlens": torch.ones(B + 1).int()}, ValueError, r"seqlens must have shape \[B\] = \[2\]; got \[3\]"),
+    ({"seqlens": torch.ones(B, device="meta").int()}, ValueError, r"seqlens must be on the device of the factors, cpu"),
+    ({"seqlens": torch.tensor([1, M + 1])}, ValueError, r"seqlens must be 0 to M = 6; got 7 at entry 1"),
+    ({"seqlens": torch.tensor([-1, M])}, ValueError, r"seqlens must be 0 to M = 6; got -1 at entry 0"),
+    ({"backend": "fastest"}, ValueError, r"backend must be one of"),
+    ({"scal": 1.0}, TypeError, r"unexpected keyword argument 'scal'"),
+]
+
+
+@pytest.mark.parametrize(("changes", "error", "message"), WRONG, ids=range(len(WRONG)))
+def test_wrong_input(changes, error, message):
+    with pytest.raises(error, match=message):
+        decode(**changes)
+
+
+def test_a_scale_of_another_library():
+    outputs = []
+    for scale in (np.float32(0.5), 0.5):
+        torch.manual_seed(0)
+        outputs.append(decode(scale=scale))
+    assert torch.equal(*outputs)
+
+
+@pytest.mark.skipif(core.core is None, reason=core.why_unavailable)
+def test_the_core_refuses_a_struct_that_makes_no_sense():
+    from fulmen.ops.tpa import native
+    from fulmen.ops.tpa.problem import decode_of
+
+    given = [torch.randn(s) for s in ((1, 1, H, R), (1, M, H), (1, M, H), (1, 1, R, D), (1, M, D), (1, M, E))]
+    output = torch.full((1, 1, H, E), torch.nan)
+    with pytest.raises(RuntimeError, match="lengths must be 0 to M"):
+        native.forward(decode_of(*given, seqlens=torch.tensor([M + 1])), output)
+    assert output.isnan().all()

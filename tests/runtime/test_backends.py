@@ -1,0 +1,100 @@
+import shutil
+import warnings
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import fulmen
+from fulmen.runtime import architectures
+from fulmen.runtime.architectures import architecture_of, why_unsupported
+from fulmen.runtime.backends import _BACKENDS, Backend, choose
+
+
+def test_every_backend_says_what_it_takes_or_why_it_is_unavailable():
+    found = fulmen.backends()
+    assert {"reference", "torch"} <= set(found)
+    for name, backend in found.items():
+        assert backend.name == name
+        assert backend.devices
+        assert backend.dtypes
+        assert backend.auto
+        assert backend.available or backend.reason
+
+
+@pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler, so no core")
+def test_where_there_is_a_compiler_there_is_a_core():
+    """Tests of the core are skipped without one; this is what keeps a broken build from looking like that."""
+    assert fulmen.backends()["native"].available, fulmen.backends()["native"].reason
+
+
+def test_the_list_is_a_copy():
+    fulmen.backends().clear()
+    assert fulmen.backends()
+
+
+def test_auto_never_chooses_the_reference():
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        assert choose("auto", torch.device("cpu"), dtype) != "reference"
+        assert choose("auto", torch.device("xpu"), dtype) == "torch"
+
+
+def test_a_backend_refuses_with_a_reason():
+    backend = Backend("x", True, "", ("cuda",), (torch.bfloat16,), "")
+    assert backend.refuses("cpu", torch.bfloat16) == "it runs on cuda tensors, not on cpu"
+    assert backend.refuses("cuda", torch.float64) == "it takes torch.bfloat16, not torch.float64"
+    assert backend.refuses("cuda", torch.bfloat16) == ""
+    assert (
+        Backend("x", False, "no compiler", ("cpu",), (torch.float32,), "").refuses("cpu", torch.float32)
+        == "no compiler"
+    )
+
+
+def test_an_unknown_backend():
+    with pytest.raises(ValueError, match="backend must be one of 'auto'"):
+        choose("fastest", torch.device("cpu"), torch.float32)
+
+
+def a_gpu(major=9, minor=0, name=""):
+    return SimpleNamespace(major=major, minor=minor, gcnArchName=name, multi_processor_count=1)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "hip", "told"),
+    [
+        (a_gpu(7, 5), None, "need compute capability 8.0 (bfloat16 tensor cores), and this GPU has 7.5"),
+        (a_gpu(8, 0), None, "sm_80"),
+        (a_gpu(12, 1), None, "sm_120"),
+        (a_gpu(name="gfx1100"), "7.0", "and this GPU is gfx1100"),
+        (a_gpu(name="gfx90a:sramecc+:xnack-"), "7.0", "gfx942"),
+        (a_gpu(name="gfx950:sramecc+"), "7.0", "gfx950"),
+    ],
+)
+def test_gpus_that_kernels_are_not_made_for_are_left_to_torch_with_a_warning(monkeypatch, gpu, hip, told):
+    """Each GPU by itself: a machine may have others. The rest is one of the architectures."""
+    triton = fulmen.backends()["triton"]
+    monkeypatch.setitem(_BACKENDS, "triton", replace(triton, available=True, reason="", devices=("cuda",)))
+    monkeypatch.setattr(torch.version, "hip", hip)
+    gpus = [a_gpu(name="gfx942"), gpu]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpus[device.index])
+    monkeypatch.setattr(architectures, "interpreted", lambda: False)
+    first, second = (torch.device("cuda", index) for index in range(2))
+    why_unsupported.cache_clear()
+    try:
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            assert choose("auto", first, torch.float16) == "triton"
+            assert not warned
+            chosen = choose("auto", second, torch.float16)
+        if told in architectures.ARCHITECTURES:
+            assert chosen == "triton"
+            assert architecture_of(second).name == told
+        else:
+            assert chosen == "torch"
+            assert told in str(warned[0].message)
+            with pytest.raises(RuntimeError, match="use backend='torch'"):
+                architecture_of(second)
+    finally:
+        why_unsupported.cache_clear()
+        architectures._architecture_of.cache_clear()
