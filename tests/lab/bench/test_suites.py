@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fulmen.lab.bench import published
-from fulmen.lab.bench.gate import Gate
+from fulmen.lab.bench.correctness import CorrectnessCheck
 from fulmen.lab.bench.plan import Options, plan
 from fulmen.lab.bench.suites import SUITES
 
@@ -43,7 +43,7 @@ def test_options_replace_the_presets_sizes():
     assert all(part.lengths == (7,) for part in parts)
 
 
-def test_the_gate_sees_a_nan_in_any_gradient():
+def test_the_correctness_check_sees_a_nan_in_any_gradient():
     """Also where the gradients before and after it are right."""
     suite = SUITES["la3"]
     right = suite.columns[0]
@@ -53,6 +53,6 @@ def test_the_gate_sees_a_nan_in_any_gradient():
         k.register_hook(lambda grad: torch.full_like(grad, torch.nan))
         return right.function(q, k, v)
 
-    gate = Gate(torch.float32, "cpu")
-    assert gate.verdict(suite, right, sizes, "bwd").problem == ""
-    assert "off by nan" in gate.verdict(suite, replace(right, function=not_a_number), sizes, "bwd").problem
+    check = CorrectnessCheck(torch.float32, "cpu")
+    assert check.verdict(suite, right, sizes, "bwd").problem == ""
+    assert "off by nan" in check.verdict(suite, replace(right, function=not_a_number), sizes, "bwd").problem

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fulmen.lab.bench.compiled import Compiled
-from fulmen.lab.bench.gate import one_line
+from fulmen.lab.bench.correctness import one_line
 from fulmen.lab.bench.peers import why_missing
 from fulmen.lab.bench.plan import Options, Part, plan
 from fulmen.lab.bench.results import Cell, Results

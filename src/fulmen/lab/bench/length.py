@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from fulmen.lab.bench.compiled import Compiled
-from fulmen.lab.bench.gate import Gate, one_line
+from fulmen.lab.bench.correctness import CorrectnessCheck, one_line
 from fulmen.lab.bench.measure import Call, Timing, available_bytes, interleaved, memory_use, seconds_of
 from fulmen.lab.bench.plan import Pace, Part
 from fulmen.lab.bench.prediction import peak_bytes, seconds_per_call
@@ -30,7 +30,7 @@ class Bench:
     device: str
     dtype: torch.dtype
     pace: Pace
-    gate: Gate
+    check: CorrectnessCheck
     clock: Callable[[Call], float]
     live: Live
     spending: Spending
@@ -74,7 +74,7 @@ class Length:
                 self._record(column, mode, metric, Cell(self._n, column.name, skipped=reason))
 
     def _error(self, column: Column, mode: str) -> float | None:
-        return self._bench.gate.verdict(self._part.suite, column, self._part.sizes, mode).error
+        return self._bench.check.verdict(self._part.suite, column, self._part.sizes, mode).error
 
     def _possible(self, columns: list[Column], mode: str) -> list[Column]:
         """Those that can run here, are right, and fit into memory."""
@@ -84,7 +84,7 @@ class Length:
             reason = column.why_not(self._bench.device)
             if not reason:
                 with self._bench.spending.on("checks"):
-                    reason = self._bench.gate.verdict(self._part.suite, column, self._part.sizes, mode).problem
+                    reason = self._bench.check.verdict(self._part.suite, column, self._part.sizes, mode).problem
             reason = reason or self._too_large(column, mode)
             if reason:
                 self._skip(column, mode, reason)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from pathlib import Path
 
-from fulmen.lab.bench.gate import Gate
+from fulmen.lab.bench.correctness import CorrectnessCheck
 from fulmen.lab.bench.length import Bench, Length
 from fulmen.lab.bench.measure import keep_freed_memory, release_freed_memory, seconds_of, seconds_on_cuda
 from fulmen.lab.bench.plan import Budget, Options, plan
@@ -32,7 +32,8 @@ def run(options: Options, results: Results, path: Path) -> None:
     with Live(total) as live:
         dtype, on_cuda = DTYPES[options.dtype], options.device == "cuda"
         clock = seconds_on_cuda if on_cuda else seconds_of
-        bench = Bench(options.device, dtype, options.pace, Gate(dtype, options.device), clock, live, spending)
+        check = CorrectnessCheck(dtype, options.device)
+        bench = Bench(options.device, dtype, options.pace, check, clock, live, spending)
         for part in parts:
             tables = {(t.mode, t.metric): _begun(results, t) for t in part.tables(options.dtype, options.device)}
             for n in part.lengths:

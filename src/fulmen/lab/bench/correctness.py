@@ -24,7 +24,7 @@ class Verdict:
     problem: str  # why the column is not to be timed; empty if it may be
 
 
-class Gate:
+class CorrectnessCheck:
     """Checks each column once for each mode and size of head, and remembers."""
 
     def __init__(self, dtype: torch.dtype, device: str) -> None:
