@@ -76,6 +76,7 @@ class Labelled(NamedTuple):
     """A launch and where in the table it stands."""
 
     kernel: str
+    operator: str
     role: str
     arch: str
     dtype: str
@@ -90,6 +91,7 @@ class Report:
     """What one kernel takes; see :class:`fulmen.lab.inspect.compilation.Resources`."""
 
     kernel: str
+    operator: str
     role: str
     arch: str
     dtype: str
@@ -125,7 +127,7 @@ def record(archs: list[str], decays: list[str], kernel: str | None, everything: 
                     with dry_run(ARCHITECTURES[arch]) as (launches, _):
                         labelled = dict(workload.launch(launches, Shape(DTYPES[dtype], d, e, decay)))
                     found += [
-                        Labelled(label, workload.role, arch, dtype, d, e, decay, launch)
+                        Labelled(label, workload.name, workload.role, arch, dtype, d, e, decay, launch)
                         for label, launch in labelled.items()
                         if kernel is None or kernel in label
                     ]
