@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from fulmen.lab.bench import suites
 from fulmen.lab.bench.published import tables as published_tables
 from fulmen.lab.bench.results import Cell, Results, Table
 
-BASELINES = {"state": "GLA", "lasd": "Flash", "la3": "PyTorch-SDPA", "tpa_decode": "ton", "flao": "Lao Tor"}
 SKIPPED = {
     "FlashAttn-2": "flash_attn is not installed: pip install flash-attn (needs CUDA)",
     "tonc": "predicted to need 33.0 GiB, and 7.6 GiB are free",
@@ -54,7 +54,7 @@ def measured(published: Any, lengths: tuple[int, ...], noise: random.Random) -> 
     title = published.title.replace("bf16", "fp32")
     about = (published.report, title, published.section, published.metric, published.mode, published.axis)
     config = published.config | {"dtype": "fp32"}
-    return Table(*about, list(published.columns), BASELINES[published.report], config, cells)
+    return Table(*about, list(published.columns), suites.find(published.report).baseline, config, cells)
 
 
 def cell(published: Any, n: int, column: str, value: float, noise: random.Random) -> Cell:

@@ -33,7 +33,7 @@ TINY = (
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("fulmen",), "no suite 'fulmen'; there are state, lasd, la3, tpa_decode, flao and limits"),
+        (("fulmen",), "no suite 'fulmen'; there are flao, la3, lasd, state, tpa_decode and limits"),
         (("limits", "lasd"), "limits runs alone"),
         (("limits", "--threads", "1"), "limits takes no option but --json; got --threads"),
         (("lasd", "--columns", ","), "expected names separated by commas, got ','"),
@@ -73,7 +73,7 @@ def test_cuda_needs_a_device_or_a_dry_run(capsys, monkeypatch):
 def test_list_says_what_runs_here(capsys):
     assert main(["list", "--json", "--device", "cpu"]) == 0
     suites = json.loads(capsys.readouterr().out)["suites"]
-    assert set(suites) == {"state", "lasd", "la3", "tpa_decode", "flao", "limits"}
+    assert list(suites) == ["flao", "la3", "lasd", "state", "tpa_decode", "limits"]
     columns = {column["name"]: column for column in suites["la3"]["columns"]}
     assert columns["PyTorch-SDPA"]["available"] is True
     assert columns["PyTorch-SDPA"]["reason"] == ""
@@ -84,7 +84,7 @@ def test_list_says_what_runs_here(capsys):
 def test_list_for_people(capsys):
     assert main(["list", "--device", "cpu"]) == 0
     output = capsys.readouterr().out
-    assert "GLA_K         vector decay on keys: fla's chunk_gla on CUDA; on CPU our torch form" in output
+    assert "GLA_K         channel decay: fla's chunk_gla on CUDA; on CPU our torch form" in output
     assert "not here: flash_attn runs on CUDA only" in output
 
 

@@ -5,7 +5,7 @@ import torch
 
 from fulmen.lab.bench.correctness import CorrectnessCheck
 from fulmen.lab.bench.suite import Sizes
-from fulmen.lab.bench.suites.lasd import LASD
+from fulmen.lab.bench.suites.lasd import SUITE
 from fulmen.runtime.architectures import interpreted
 
 
@@ -20,8 +20,8 @@ def test_lightning_attn_is_lc_where_it_is_installed(mode, device, monkeypatch):
     monkeypatch.setattr(
         lightning_attn.ops, "lightning_attn_func", lambda *tensors: calls.append(tensors) or theirs(*tensors)
     )
-    (column,) = (column for column in LASD.columns if column.name == "LC")
-    verdict = CorrectnessCheck(torch.float32, device).verdict(LASD, column, Sizes(1, 2, 32), mode)
+    check = CorrectnessCheck(torch.float32, device)
+    verdict = check.verdict(SUITE, SUITE.column("LC"), Sizes(1, 2, 32), mode)
     assert verdict.problem == ""
     assert verdict.error < 1e-5
     assert calls

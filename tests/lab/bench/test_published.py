@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from fulmen.lab.bench.published import REPORTS, PublishedTable, document, find, tables
+from fulmen.lab.bench import suites
+from fulmen.lab.bench.published import PublishedTable, find, tables
 from fulmen.lab.bench.results import Cell, Table
 from fulmen.lab.bench.tables import markdown, published_form
 
 TEXTS = {path.stem: path.read_text() for path in Path(__file__).with_name("published").glob("*.txt")}
-PRINTED = [report for report in REPORTS if report != "la3"]
+PRINTED = [report for report in suites.names() if report != "la3"]
 
 
 def measured(published: PublishedTable) -> Table:
@@ -23,7 +24,7 @@ def measured(published: PublishedTable) -> Table:
 
 
 def test_every_report_has_its_text() -> None:
-    assert set(TEXTS) == set(REPORTS)
+    assert set(TEXTS) == set(suites.names())
 
 
 @pytest.mark.parametrize("report", PRINTED)
@@ -38,13 +39,13 @@ def test_published_form_gives_back_the_report(report: str) -> None:
 @pytest.mark.parametrize("report", PRINTED)
 def test_data_files_hold_the_printed_digits(report: str) -> None:
     printed = re.findall(r"^\d+ +(\d.*)$", TEXTS[report], re.MULTILINE)
-    ours = [row for table in document(report)["tables"] for row in table["rows"]]
+    ours = [row for table in suites.document(report)["tables"] for row in table["rows"]]
     assert ours == [line.split() for line in printed]
 
 
 def test_la3_data_gives_back_its_tables() -> None:
     printed = [line for line in TEXTS["la3"].splitlines() if line.startswith("|")]
-    ours = [markdown(table["columns"], table["rows"]) for table in document("la3")["tables"]]
+    ours = [markdown(table["columns"], table["rows"]) for table in suites.document("la3")["tables"]]
     assert "\n".join(ours).splitlines() == printed
 
 

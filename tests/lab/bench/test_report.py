@@ -7,11 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
-from bench.example import SKIPPED, example_results
+from example import SKIPPED, example_results
 
 import fulmen.lab.cli
+from fulmen.lab.bench import suites
 from fulmen.lab.bench.published import closest
-from fulmen.lab.bench.report import write
+from fulmen.lab.bench.report import kernels, write
 from fulmen.lab.bench.report.findings import key_findings
 from fulmen.lab.bench.report.groups import groups_of
 from fulmen.lab.bench.report.kernels import shared_memory_budget
@@ -24,8 +25,8 @@ SECTIONS = [
     "Tables in the Published Form", "Files",
 ]  # fmt: skip
 KERNEL = {
-    "kernel": "dq, recompute", "role": "kernel", "arch": "sm_120", "dtype": "bf16", "D": 64, "E": 64, "decay": "none",
-    "shared": 12288, "shared_limit": 101376, "registers": 184, "spills": 0,
+    "kernel": "dq, recompute", "operator": "linear_attention", "role": "kernel", "arch": "sm_120", "dtype": "bf16",
+    "D": 64, "E": 64, "decay": "none", "shared": 12288, "shared_limit": 101376, "registers": 184, "spills": 0,
 }  # fmt: skip
 
 
@@ -64,7 +65,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def test_every_file_is_written(written: list[Path]) -> None:
     assert all(path.stat().st_size > 100 for path in written)
     names = {path.name for path in written if path.suffix != ".png"}
-    markdown = {f"{suite}.md" for suite in ("state", "lasd", "la3", "tpa_decode", "flao")}
+    markdown = {f"{name}.md" for name in suites.names()}
     assert names == {"benchmark_results.json", "results.csv", "report.html", *markdown}
     assert load(written[0]) == one_size_of_each_suite()
 
@@ -72,7 +73,7 @@ def test_every_file_is_written(written: list[Path]) -> None:
 @pytest.mark.skipif(bool(why_no_plots()), reason=why_no_plots() or "matplotlib is there")
 def test_every_suite_has_a_plot(written: list[Path]) -> None:
     plots = [path for path in written if path.suffix == ".png"]
-    assert [path.name.partition("-")[0] for path in plots] == ["state", "lasd", "la3", "tpa_decode", "flao"]
+    assert [path.name.partition("-")[0] for path in plots] == list(suites.names())
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in plots)
 
 
@@ -101,6 +102,15 @@ def test_every_suite_has_the_tiles_of_its_kernels(written: list[Path]) -> None:
             assert "sm_120" in section, path.name
 
 
+def test_without_triton_there_are_no_tiles(small: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "why_triton_is_missing", lambda: "triton is not installed")
+    write(small, tmp_path)
+    text = (tmp_path / "la3.md").read_text()
+    assert "GPU: no tiles, triton is not installed." in text
+    assert "| Kernel | Architectures |" not in text
+    assert "CPU core:" in text
+
+
 def test_findings_are_computed(small: Results) -> None:
     assert key_findings(groups_of(small.tables)[0]) == [
         "**LA3-Chunked is fastest** at N=256: 24.00 ms (forward and backward), **4.00x faster** than PyTorch-SDPA",
@@ -126,7 +136,7 @@ def test_reasons_are_in_the_markdown(written: list[Path]) -> None:
 
 
 def test_shared_memory_comes_from_inspection(small: Results, tmp_path: Path) -> None:
-    write(small, tmp_path, [KERNEL, KERNEL | {"role": "baseline", "shared": 99999}])
+    write(small, tmp_path, [KERNEL, KERNEL | {"operator": "lightning2", "role": "baseline", "shared": 99999}])
     text = (tmp_path / "la3.md").read_text()
     assert "| sm_120 | recompute | dq, recompute, none, 64 channels, bf16 | 12,288 | 101,376 | 12% | 0 of 1 |" in text
     write(small, tmp_path)
@@ -134,10 +144,14 @@ def test_shared_memory_comes_from_inspection(small: Results, tmp_path: Path) -> 
 
 
 def test_a_suite_has_the_shared_memory_of_its_own_kernels() -> None:
-    names = ("dv", "tpa head", "gate dv")
-    inspected = [KERNEL | {"kernel": name, "shared": 1000 * i} for i, name in enumerate(names, 1)]
-    for suite, kernel in (("la3", "dv"), ("tpa_decode", "tpa head"), ("flao", "gate dv")):
-        rows = [line for line in shared_memory_budget(suite, inspected)[-1].splitlines() if "sm_120" in line]
+    labels = {"linear_attention": "dv", "tpa_decode": "tpa head", "output_gated_attention": "gate dv"}
+    inspected = [
+        KERNEL | {"operator": operator, "kernel": kernel, "shared": 1000 * i}
+        for i, (operator, kernel) in enumerate(labels.items(), 1)
+    ]
+    for name, kernel in (("la3", "dv"), ("tpa_decode", "tpa head"), ("flao", "gate dv")):
+        budget = shared_memory_budget(suites.find(name), inspected)[-1]
+        rows = [line for line in budget.splitlines() if "sm_120" in line]
         assert [row.split(" | ")[2].split(",")[0] for row in rows] == [kernel]
 
 

@@ -2,14 +2,12 @@
 
 import pytest
 import torch
-import toy
 
 from fulmen.lab.bench import length
 from fulmen.lab.bench.compiled import Compiled
 from fulmen.lab.bench.plan import PACES, Options, Pace
 from fulmen.lab.bench.results import load
 from fulmen.lab.bench.runner import new_results, resumed, run
-from fulmen.lab.bench.suites import SUITES
 
 
 @pytest.fixture(autouse=True)
@@ -18,11 +16,11 @@ def quick_pace(monkeypatch):
 
 
 @pytest.fixture
-def measure(monkeypatch, tmp_path):
+def measure(toy, monkeypatch, tmp_path):
     """Runs the toy suite with the given columns; the results, by mode and metric."""
 
     def measure(*columns, **options):
-        monkeypatch.setitem(SUITES, "toy", toy.suite(*columns))
+        monkeypatch.setattr(toy, "SUITE", toy.suite(*columns))
         asked = toy.options(**options)
         results = new_results(asked)
         run(asked, results, tmp_path / "results.json")
@@ -56,7 +54,7 @@ def test_every_cell_of_real_suites_has_a_value_or_says_why(tmp_path):
     assert {"timing", "checks", "memory", "first calls", "harness", "total"} <= set(results.seconds)
 
 
-def test_memory_is_split_into_inputs_outputs_and_workspace(measure):
+def test_memory_is_split_into_inputs_outputs_and_workspace(toy, measure):
     def wasteful(x):
         copy = x.repeat(5, 1, 1, 1)
         return 2 * copy[:1]
@@ -74,7 +72,7 @@ def test_memory_is_split_into_inputs_outputs_and_workspace(measure):
     assert plain.workspace == pytest.approx(size, abs=0.01)
 
 
-def test_a_wrong_column_is_not_timed(measure):
+def test_a_wrong_column_is_not_timed(toy, measure):
     calls = []
 
     def wrong(x):
@@ -89,13 +87,13 @@ def test_a_wrong_column_is_not_timed(measure):
     assert len(set(calls)) == 1  # those of the check
 
 
-def test_a_wrong_gradient_is_not_timed(measure):
+def test_a_wrong_gradient_is_not_timed(toy, measure):
     tables = measure(toy.column("right"), toy.column("wrong", toy.WrongGradient.apply))
     assert tables["fwd", "speed"].cell(8, "wrong").value is not None
     assert "off by 5.0e-01" in tables["bwd", "speed"].cell(8, "wrong").skipped
 
 
-def test_a_failure_is_a_reason(measure):
+def test_a_failure_is_a_reason(toy, measure):
     def fails(x):
         raise RuntimeError("out of luck\nat length")
 
@@ -104,7 +102,7 @@ def test_a_failure_is_a_reason(measure):
     assert table.cell(8, "right").value is not None
 
 
-def test_cells_over_the_budget_are_left_out(measure):
+def test_cells_over_the_budget_are_left_out(toy, measure):
     columns = toy.column("fast"), toy.column("slow", toy.slow)
     table = measure(*columns, lengths=(10, 500), budget=3.0, metrics=("speed",))["fwd", "speed"]
     assert table.cell(10, "slow").value >= 10
@@ -112,12 +110,12 @@ def test_cells_over_the_budget_are_left_out(measure):
     assert table.cell(500, "fast").value is not None
 
 
-def test_a_first_call_that_takes_too_long_is_the_only_one(measure):
+def test_a_first_call_that_takes_too_long_is_the_only_one(toy, measure):
     table = measure(toy.column("fast"), toy.column("slow", toy.slow), lengths=(900,), budget=2.0)["fwd", "speed"]
     assert "over the time budget: the first call took 0.9 s" in table.cell(900, "slow").skipped
 
 
-def test_cells_that_do_not_fit_into_memory_are_left_out(measure, monkeypatch):
+def test_cells_that_do_not_fit_into_memory_are_left_out(toy, measure, monkeypatch):
     monkeypatch.setattr(length, "available_bytes", lambda device: 10 * 64 * 2 * 4 * 4)
 
     def large(x):
@@ -128,7 +126,7 @@ def test_cells_that_do_not_fit_into_memory_are_left_out(measure, monkeypatch):
     assert "of memory" in tables["fwd", "memory"].cell(64, "large").skipped
 
 
-def test_compiled_columns_are_compiled_in_every_cell(measure):
+def test_compiled_columns_are_compiled_in_every_cell(toy, measure):
     lengths = tuple(range(8, 20))  # more than torch compiles a function for
     compiled = Compiled(toy.double)
     tables = measure(toy.column("eager"), toy.column("compiled", compiled), lengths=lengths, metrics=("speed",))
@@ -137,14 +135,14 @@ def test_compiled_columns_are_compiled_in_every_cell(measure):
     assert compiled.runs == compiled.calls > len(lengths)
 
 
-def test_a_compiled_column_that_runs_eagerly_is_caught(measure):
+def test_a_compiled_column_that_runs_eagerly_is_caught(toy, measure):
     with torch.compiler.set_stance("force_eager"):
         tables = measure(toy.column("eager"), toy.column("compiled", Compiled(toy.double)))
     assert "ran eagerly" in tables["fwd", "speed"].cell(8, "compiled").skipped
     assert tables["fwd", "memory"].cell(8, "compiled").value is None
 
 
-def test_a_run_goes_on_where_it_was(measure, monkeypatch, tmp_path):
+def test_a_run_goes_on_where_it_was(toy, measure, monkeypatch, tmp_path):
     measure(toy.column("a"), toy.column("b"))
     path = tmp_path / "results.json"
     begun = load(path)

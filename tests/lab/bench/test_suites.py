@@ -1,14 +1,17 @@
 """The suites against the published reports."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
-from fulmen.lab.bench import published
+from fulmen.lab.bench import published, suites
 from fulmen.lab.bench.correctness import CorrectnessCheck
 from fulmen.lab.bench.plan import Options, plan
-from fulmen.lab.bench.suites import SUITES
+from fulmen.lab.inspect.inspection import workloads
+from fulmen.runtime.availability import why_triton_is_missing
 
 PUBLISHED = [
     table for table in published.tables() if table.mode in ("fwd", "bwd") and table.metric in ("speed", "memory")
@@ -17,7 +20,7 @@ PUBLISHED = [
 
 @pytest.fixture(scope="module")
 def planned():
-    parts = plan(Options(tuple(SUITES), "cpu", "bf16", preset="published"))
+    parts = plan(Options(suites.names(), "cpu", "bf16", preset="published"))
     return {(t.title, t.section): (t, part.lengths) for part in parts for t in part.tables("bf16", "cpu")}
 
 
@@ -32,7 +35,41 @@ def test_every_published_table_is_in_the_plan_to_the_letter(theirs, planned):
 
 def test_every_published_column_is_a_provider():
     for table in published.tables():
-        assert set(table.columns) <= {column.name for column in SUITES[table.report].columns}
+        assert set(table.columns) <= {column.name for column in suites.find(table.report).columns}
+
+
+def test_a_suite_is_called_like_its_module_and_its_titles():
+    for name in suites.names():
+        assert suites.find(name).name == name
+        assert {table.report for table in published.tables_of(name)} == {name}
+
+
+def test_an_unknown_suite_is_named():
+    with pytest.raises(ValueError, match="no suite 'lasd2'; there are flao, la3, lasd"):
+        suites.find("lasd2")
+
+
+def test_the_command_line_imports_no_suite():
+    """It knows them by name, and stays quick."""
+    code = "import sys; from fulmen.lab.cli import build_parser; build_parser(); print(*sys.modules)"
+    imported = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "fulmen.lab.bench.suites" in imported
+    assert not [name for name in imported if name.startswith("fulmen.lab.bench.suites.")]
+
+
+@pytest.mark.skipif(bool(why_triton_is_missing()), reason=why_triton_is_missing() or "Triton is there")
+def test_suites_show_kernels_that_are_inspected():
+    inspected = {workload.name for workload in workloads() if workload.role == "kernel"}
+    assert {suites.find(name).kernels.operator for name in suites.names()} <= inspected
+
+
+def test_a_column_is_called_with_its_decays():
+    taken = {column.name: (column.takes[3:], column.fixed) for column in suites.find("lasd").columns}
+    assert taken["LASD_P"] == (("head",), ("head",))
+    assert taken["LASD_PL"] == (("head",), ())
+    assert taken["LAND_P"] == taken["Flash"] == ((), ())
+    assert taken["GLA_S_K"] == (("token",), ())
+    assert suites.find("state").column("LAVD_KV").takes == ("k", "v", "channel", "channel_v")
 
 
 def test_options_replace_the_presets_sizes():
@@ -45,7 +82,7 @@ def test_options_replace_the_presets_sizes():
 
 def test_the_correctness_check_sees_a_nan_in_any_gradient():
     """Also where the gradients before and after it are right."""
-    suite = SUITES["la3"]
+    suite = suites.find("la3")
     right = suite.columns[0]
     sizes = suite.presets["quick"].sizes[0]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from io import StringIO
 
-from bench.example import example_results
+from example import example_results
 
 from fulmen.lab.bench.results import Cell, Table
 from fulmen.lab.bench.tables import error_form, published_form, speedup, to_csv

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fulmen.lab.arguments import input_file, output_file, output_folder
+from fulmen.lab.bench import suites
 from fulmen.runtime.checks import MAX_SIZE
 
-SUITES = ("state", "lasd", "la3", "tpa_decode", "flao")
 RESULTS = "benchmark_results.json"
 FOLDER = Path("bench-results")
 
@@ -25,10 +25,12 @@ def _add_bench(commands: Any) -> None:
     bench = commands.add_parser(
         "bench",
         help="measure: the tables of the published reports, on this machine",
-        description="Without a suite: the quick preset of all five, a few minutes. limits (alone, with --json at most) "
+        description="Without a suite: the quick preset of all, a few minutes. limits (alone, with --json at most) "
         "measures the CPU core against what the machine can do.",
     )
-    bench.add_argument("suites", nargs="*", metavar="SUITE", help=f"{', '.join(SUITES)} or limits; see `fulmen list`")
+    bench.add_argument(
+        "suites", nargs="*", metavar="SUITE", help=f"{', '.join(suites.names())} or limits; see `fulmen list`"
+    )
     bench.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     bench.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), help="default: fp32 on cpu, bf16 on cuda")
     bench.add_argument("--mode", choices=("fwd", "bwd", "both"), default="both", help="default: both")
@@ -90,9 +92,9 @@ def _add_compare(commands: Any) -> None:
 
 
 def run_bench(asked: argparse.Namespace) -> None:
-    unknown = [name for name in asked.suites if name not in (*SUITES, "limits")]
+    unknown = [name for name in asked.suites if name not in (*suites.names(), "limits")]
     if unknown:
-        asked.parser.error(f"no suite {unknown[0]!r}; there are {', '.join(SUITES)} and limits")
+        asked.parser.error(f"no suite {unknown[0]!r}; there are {', '.join(suites.names())} and limits")
     if "limits" in asked.suites:
         if len(asked.suites) > 1:
             asked.parser.error("limits runs alone")
@@ -120,17 +122,17 @@ def run_bench(asked: argparse.Namespace) -> None:
 def run_list(asked: argparse.Namespace) -> None:
     from fulmen.lab.bench.session import default_device
     from fulmen.lab.bench.suite import describe_columns
-    from fulmen.lab.bench.suites import SUITES
 
     device = asked.device or default_device()
-    suites: dict[str, dict[str, Any]] = {
-        name: {"about": suite.about, "columns": describe_columns(suite, device)} for name, suite in SUITES.items()
+    described: dict[str, dict[str, Any]] = {
+        suite.name: {"about": suite.about, "columns": describe_columns(suite, device)}
+        for suite in map(suites.find, suites.names())
     }
-    suites["limits"] = {"about": "the CPU core against what the machine can do", "columns": []}
+    described["limits"] = {"about": "the CPU core against what the machine can do", "columns": []}
     if asked.json:
-        print(json.dumps({"device": device, "suites": suites}, indent=2))
+        print(json.dumps({"device": device, "suites": described}, indent=2))
         return
-    for name, suite in suites.items():
+    for name, suite in described.items():
         print(f"{name}: {suite['about']}")
         for column in suite["columns"]:
             what = column["about"] if column["available"] else f"{column['about']}\n{'':16}not here: {column['reason']}"

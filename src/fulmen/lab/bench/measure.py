@@ -113,7 +113,7 @@ def _use_on_cpu(call: Call) -> Usage:
 
 
 def keep_freed_memory() -> None:
-    """Tell the C library not to give freed memory back to the system, and so not to ask for it anew in every call.
+    """Tell the C library not to give freed memory back to the system, and so not to ask for it again in every call.
 
     Otherwise columns that allocate are timed with the page faults of the moment, which differ from run to run.
     """

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
+from fulmen.lab.bench import suites
 from fulmen.lab.bench.results import Table
 from fulmen.lab.bench.suite import Column, Preset, Sizes, Suite
-from fulmen.lab.bench.suites import SUITES
 
 METRICS, MODES = ("speed", "memory"), ("fwd", "bwd")
 
@@ -27,7 +27,7 @@ PACES = {"published": Pace(10.0, 5, None), "laptop": Pace(3.0, 5, None), "quick"
 
 @dataclass(frozen=True)
 class Options:
-    """What a user asked for; None leaves a choice to the preset."""
+    """What a user requested; None leaves a choice to the preset."""
 
     suites: tuple[str, ...]
     device: str
@@ -51,10 +51,10 @@ class Options:
         if not any(set(self.modes) & set(suite.modes) for suite in self._suites()):
             raise ValueError(f"{', '.join(self.suites)} has no {' or '.join(self.modes)}")
         if self.rank is not None and not any(suite.presets[self.preset].sizes[0].rank for suite in self._suites()):
-            raise ValueError(f"--rank: {', '.join(self.suites)} has no rank, only tpa_decode has")
+            raise ValueError(f"--rank: {', '.join(self.suites)} has no rank")
 
     def _suites(self) -> list[Suite]:
-        return [SUITES[name] for name in self.suites]
+        return [suites.find(name) for name in self.suites]
 
     @property
     def pace(self) -> Pace:
@@ -107,7 +107,7 @@ class Part:
 def plan(options: Options) -> list[Part]:
     parts = []
     for name in options.suites:
-        suite = SUITES[name]
+        suite = suites.find(name)
         preset = options.preset_of(suite)
         modes = tuple(mode for mode in suite.modes if mode in options.modes)
         for sizes in preset.sizes:

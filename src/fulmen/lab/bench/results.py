@@ -54,7 +54,7 @@ class Table:
 @dataclass
 class Results:
     environment: dict[str, Any]  # fulmen.lab.environment.environment()
-    options: dict[str, Any]  # what was asked for: device, dtype, preset, threads ...
+    options: dict[str, Any]  # what was requested: device, dtype, preset, threads ...
     started: str  # ISO 8601
     finished: str | None = None  # None: interrupted, or still running
     tables: list[Table] = field(default_factory=list)

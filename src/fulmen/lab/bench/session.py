@@ -1,4 +1,4 @@
-"""One `fulmen bench`: from what was asked for to tables on the screen and files on disk."""
+"""One `fulmen bench`: from what was requested to tables on the screen and files on disk."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from fulmen.lab.bench import report, runner
-from fulmen.lab.bench.cli import RESULTS, SUITES
+from fulmen.lab.bench import report, runner, suites
+from fulmen.lab.bench.cli import RESULTS
 from fulmen.lab.bench.plan import METRICS, MODES, Options, plan
 from fulmen.lab.bench.results import Results
 from fulmen.lab.bench.tables import error_form, published_form
@@ -29,7 +29,7 @@ def options_of(asked: argparse.Namespace) -> Options:
     if asked.resume and asked.dry_run:
         raise ValueError("--resume goes on with measuring, and a --dry-run measures nothing")
     return Options(
-        suites=tuple(dict.fromkeys(asked.suites)) or SUITES,
+        suites=tuple(dict.fromkeys(asked.suites)) or suites.names(),
         device=device,
         dtype=asked.dtype or ("bf16" if device == "cuda" else "fp32"),
         modes=MODES if asked.mode == "both" else (asked.mode,),

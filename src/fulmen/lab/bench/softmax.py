@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from fulmen.lab.bench.peers import peer, why_missing
+from fulmen.lab.bench.suite import Column, Sizes, Work, tensor_bytes
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -33,3 +37,17 @@ def exact_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scores = q @ k.mT * q.shape[-1] ** -0.5
     later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
     return (scores.masked_fill(later, -torch.inf).softmax(-1) @ v).transpose(1, 2)
+
+
+def softmax_column(name: str, about: str, pros: str, function: Callable[..., Tensor], **others: Any) -> Column:
+    """Of causal attention, as a baseline for what is linear."""
+    return Column(
+        name, about, pros, "O(n²) complexity", ("q", "k", "v"), function, exact_softmax, _least,
+        heads_first=True, growth=2, **others,
+    )  # fmt: skip
+
+
+def _least(sizes: Sizes, n: int) -> dict[str, Work]:
+    """Half of the scores are not needed."""
+    tensor, half_product = tensor_bytes(sizes, n), sizes.batch * sizes.heads * n * n * sizes.dim
+    return {"fwd": Work(4 * tensor, 2 * half_product), "bwd": Work(8 * tensor, 5 * half_product)}

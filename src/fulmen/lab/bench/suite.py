@@ -1,16 +1,16 @@
-"""What a benchmark suite is: one published report, as inputs, columns and sizes."""
+"""What a benchmark suite is: everything about one published report but its figures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid, normalize
 
 from fulmen.lab.bench.peers import why_missing
+from fulmen.runtime.architectures import Architecture
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PUBLISHED_LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
@@ -22,6 +22,11 @@ class Sizes:
     heads: int
     dim: int
     rank: int | None = None
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Sizes:
+        """Those of a table."""
+        return cls(config["batch"], config["heads"], config["dim"], config.get("rank"))
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,11 @@ class Preset:
     lengths: tuple[int, ...]
 
 
+class Work(NamedTuple):
+    bytes: float
+    flops: float
+
+
 @dataclass(frozen=True)
 class Column:
     """One column of a published table: a way to compute what its report is about.
@@ -53,9 +63,14 @@ class Column:
     Attributes:
         name: as published.
         about: what it is, in one line.
+        pros, cons: in a few words, for the report.
         takes: which of the suite's tensors it is called with.
         function: gives the result. May be a :class:`~fulmen.lab.bench.compiled.Compiled`.
         exact: gives the same from float64 tensors: the specification.
+        least: the least work of each mode at some sizes and length, whoever computes it: every input read and every
+            result written once, in bfloat16, and the products of the algorithm.
+        requested: the bytes that our kernels request in each mode, on an architecture at some sizes and length; None
+            where we have no such operation.
         fixed: those of ``takes`` that get no gradient.
         heads_first: whether its tensors are contiguous as ``[B, H, N, D]``, and its result is of that form.
         growth: its time grows with this power of the length.
@@ -65,9 +80,13 @@ class Column:
 
     name: str
     about: str
+    pros: str
+    cons: str
     takes: tuple[str, ...]
     function: Callable[..., Tensor]
     exact: Callable[..., Tensor]
+    least: Callable[[Sizes, int], Mapping[str, Work]]
+    requested: Callable[[Architecture, Sizes, int], Mapping[str, int]] | None = None
     fixed: tuple[str, ...] = ()
     heads_first: bool = False
     growth: int = 1
@@ -88,34 +107,72 @@ class Column:
 
 
 @dataclass(frozen=True)
+class Text:
+    """What a report explains in words."""
+
+    title: str
+    subject: str  # what is compared, in one sentence
+    algorithm: str  # its name
+    formula: str
+    complexity: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Those of ours that a suite runs, as its report shows them.
+
+    Attributes:
+        operator: that `fulmen inspect` names them by.
+        tiles: what each is for, and its tile (a named tuple) on an architecture, given sizes and dtype. Only called
+            where Triton is installed, and imports what needs it.
+        core: the parameters of the CPU core: name, value, notes.
+    """
+
+    operator: str
+    tiles: Callable[[Sizes, torch.dtype], Mapping[str, Callable[[Architecture], Any]]]
+    core: tuple[tuple[str, str, str], ...] = ()
+
+
+def batch_head_dim(sizes: Sizes) -> str:
+    return f"batch{sizes.batch}-head{sizes.heads}-dim{sizes.dim}"
+
+
+@dataclass(frozen=True)
 class Suite:
     """One published report.
 
     Attributes:
-        name: as in the titles of its tables.
+        name: of its module, and in the titles of its tables.
         about: what is measured, in one line.
+        text: for the report.
         axis: what the report calls the length.
         baseline: the column that speedups are relative to.
         modes: "fwd", or "fwd" and "bwd".
         sections: the columns of each section; reports with one section call it "".
         inputs: the tensors, by name.
         presets: sizes and lengths by the preset's name.
+        kernels: that are ours; None if it runs none.
         check_sizes: what columns are checked with, given the sizes to be measured.
         sizes_in_title: the sizes as the titles of the report have them.
         memory_columns: the columns of the report's memory tables, where they are not all.
+        by_length: the tables of the data file as titled tables with a length in each row, where the report itself
+            printed others. A titled table has "heading", "section", "title", "axis", "columns" and "rows".
     """
 
     name: str
     about: str
+    text: Text
     axis: str
     baseline: str
     modes: tuple[str, ...]
     sections: Mapping[str, tuple[Column, ...]]
     inputs: Mapping[str, Input]
     presets: Mapping[str, Preset]
-    check_sizes: Callable[[Sizes], Sizes]
-    sizes_in_title: Callable[[Sizes], str]
+    kernels: Kernels | None = None
+    check_sizes: Callable[[Sizes], Sizes] = lambda sizes: sizes
+    sizes_in_title: Callable[[Sizes], str] = batch_head_dim
     memory_columns: tuple[str, ...] | None = None
+    by_length: Callable[[list[dict[str, Any]]], Iterable[dict[str, Any]]] = lambda tables: tables
 
     @property
     def columns(self) -> list[Column]:
@@ -123,33 +180,27 @@ class Suite:
         unique = {column.name: column for columns in self.sections.values() for column in columns}
         return list(unique.values())
 
+    def column(self, name: str, section: str = "") -> Column | None:
+        """A column of a section; of any, where a published table stands in a section that is not measured."""
+        return next((column for column in self.sections.get(section, self.columns) if column.name == name), None)
+
+    def explained(self, name: str) -> tuple[str, str, str]:
+        """A column's line, pros and cons; of one that is not known any more only its name."""
+        column = self.column(name)
+        return (name, "", "") if column is None else (column.about, column.pros, column.cons)
+
     def title(self, metric: str, mode: str, sizes: Sizes, dtype: str) -> str:
         return f"{self.name}-{metric}-{mode}-{self.sizes_in_title(sizes)}-{dtype}"
 
 
-def batch_head_dim(sizes: Sizes) -> str:
-    return f"batch{sizes.batch}-head{sizes.heads}-dim{sizes.dim}"
+def tensor_bytes(sizes: Sizes, n: int) -> int:
+    """Of one tensor ``[B, N, H, D]`` in bfloat16."""
+    return 2 * sizes.batch * n * sizes.heads * sizes.dim
 
 
-def few_heads(sizes: Sizes) -> Sizes:
-    """Enough to see a mistake, little enough for a recurrence in float64."""
-    return Sizes(batch=2, heads=2, dim=sizes.dim, rank=sizes.rank)
-
-
-def _unit(x: Tensor) -> Tensor:
-    return normalize(x, dim=-1)
-
-
-# As in the published lasd report: q and k normalised, log-decays logsigmoid of normal numbers.
-ATTENTION_INPUTS = {
-    "q": Input("B N H D", _unit),
-    "k": Input("B N H D", _unit),
-    "v": Input("B N H D"),
-    "head": Input("H", logsigmoid),
-    "token": Input("B N H", logsigmoid),
-    "channel": Input("B N H D", logsigmoid),
-    "channel_v": Input("B N H D", logsigmoid),
-}
+def product_flops(sizes: Sizes, n: int) -> int:
+    """Of every row of such a tensor with a matrix ``[D, D]``, or with another row to make one."""
+    return 2 * sizes.batch * n * sizes.heads * sizes.dim**2
 
 
 def describe_columns(suite: Suite, device: str) -> list[dict[str, Any]]:

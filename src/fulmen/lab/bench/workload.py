@@ -16,7 +16,7 @@ from fulmen.runtime.torch_private import leave_symbolic
 
 
 class Material:
-    """The tensors of a suite at one length. Each is made when first asked for, and shared by all columns."""
+    """The tensors of a suite at one length. Each is made when first needed, and shared by all columns."""
 
     def __init__(self, suite: Suite, sizes: Sizes, n: int, dtype: torch.dtype, device: str) -> None:
         self.suite, self.sizes, self.n, self.dtype, self.device = suite, sizes, n, dtype, device
@@ -30,7 +30,7 @@ class Material:
         return self._made[name, heads_first]
 
     def _new(self, name: str) -> Tensor:
-        """Constants per head stay float32, as every user of a fixed decay has them."""
+        """Head decays stay float32, as every user of a fixed one has them."""
         made = self.suite.inputs[name].make(self.sizes, self.n, _generator(name))
         return made.to(self.device, torch.float32 if made.ndim == 1 else self.dtype)
 
@@ -113,7 +113,7 @@ def _axis(column: Column) -> int:
 
 
 def _turned(x: Tensor) -> Tensor:
-    """``[B, N, H, D]`` as ``[B, H, N, D]``, or back; constants ``[H]`` as they are."""
+    """``[B, N, H, D]`` as ``[B, H, N, D]``, or back; head decays ``[H]`` as they are."""
     return x.transpose(1, 2) if x.ndim > 1 else x
 
 

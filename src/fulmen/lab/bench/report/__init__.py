@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from pathlib import Path
 
+from fulmen.lab.bench import suites
 from fulmen.lab.bench.report.groups import groups_of
 from fulmen.lab.bench.report.kernels import KernelReport
 from fulmen.lab.bench.report.markdown_report import markdown_report
@@ -25,8 +26,8 @@ def write(results: Results, folder: Path, inspection: list[KernelReport] | None 
     results.save(raw)
     texts = {"results.csv": to_csv(results.filled), "report.html": page(results)}
     groups = groups_of(results.filled)
-    for suite, those in groupby(groups, key=lambda group: group.suite):
-        texts[f"{suite}.md"] = markdown_report(suite, list(those), results, inspection)
+    for name, those in groupby(groups, key=lambda group: group.suite):
+        texts[f"{name}.md"] = markdown_report(suites.find(name), list(those), results, inspection)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     plots = [] if why_no_plots() else write_plots(groups, folder / "plots")

@@ -8,17 +8,17 @@ from fulmen.lab.bench.report.findings import WHAT, axis, key_findings, power
 from fulmen.lab.bench.report.groups import Group
 from fulmen.lab.bench.report.kernels import KernelReport, kernel_configuration, shared_memory_budget
 from fulmen.lab.bench.report.system import facts
-from fulmen.lab.bench.report.texts import suite_text, variant
 from fulmen.lab.bench.results import Results
+from fulmen.lab.bench.suite import Suite
 from fulmen.lab.bench.tables import error_form, kind_of, markdown, published_form, reason
 
 NONE = "–"
 
 
-def markdown_report(suite: str, groups: list[Group], results: Results, inspected: list[KernelReport] | None) -> str:
+def markdown_report(suite: Suite, groups: list[Group], results: Results, inspected: list[KernelReport] | None) -> str:
     """Of one suite, whose ``groups`` these are; ``inspected`` is what `fulmen inspect` wrote, if it did."""
     sections = [
-        f"# {suite_text(suite).title} Benchmark Report",
+        f"# {suite.text.title} Benchmark Report",
         f"**Last Updated:** {(results.finished or results.started)[:10]}",
         *_summary(suite, groups),
         "## System Configuration",
@@ -42,8 +42,8 @@ def markdown_report(suite: str, groups: list[Group], results: Results, inspected
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _summary(suite: str, groups: list[Group]) -> list[str]:
-    parts = ["## Summary", suite_text(suite).subject]
+def _summary(suite: Suite, groups: list[Group]) -> list[str]:
+    parts = ["## Summary", suite.text.subject]
     for group in groups:
         if not group.modes:
             continue
@@ -128,16 +128,13 @@ def _detailed_row(group: Group, n: int, column: str) -> list[str]:
     ]
 
 
-def _variants(suite: str, groups: list[Group]) -> list[str]:
+def _variants(suite: Suite, groups: list[Group]) -> list[str]:
     columns = dict.fromkeys(column for group in groups for column in group.columns)
-    rows = [[column, *variant(suite, column)] for column in columns]
+    rows = [[column, *suite.explained(column)] for column in columns]
     return ["## Kernel Variants Explained", markdown(["Kernel", "Description", "Pros", "Cons"], rows)]
 
 
-def _algorithm(suite: str, groups: list[Group]) -> list[str]:
-    text = suite_text(suite)
-    if not text.formula:
-        return []
+def _algorithm(suite: Suite, groups: list[Group]) -> list[str]:
     measured = []
     for group in groups:
         powers = [(column, power(group, column)) for column in group.columns]
@@ -147,9 +144,9 @@ def _algorithm(suite: str, groups: list[Group]) -> list[str]:
         if known:
             measured.append(f"- {group.label}: {known}")
     return [
-        f"## Algorithm: {text.algorithm}",
-        f"```\n{text.formula}\n```",
-        "**Complexity:**\n" + "\n".join(f"- {line}" for line in text.complexity),
+        f"## Algorithm: {suite.text.algorithm}",
+        f"```\n{suite.text.formula}\n```",
+        "**Complexity:**\n" + "\n".join(f"- {line}" for line in suite.text.complexity),
         "Measured, from the last two lengths of each:\n" + "\n".join(measured) if measured else "",
     ]
 

@@ -9,11 +9,10 @@ from importlib.resources import files
 from itertools import groupby
 from typing import Any
 
-from fulmen.lab.bench import published
+from fulmen.lab.bench import published, suites
 from fulmen.lab.bench.report.findings import headline
 from fulmen.lab.bench.report.groups import Group, groups_of
 from fulmen.lab.bench.report.system import backend_lines, facts, machine
-from fulmen.lab.bench.report.texts import suite_text, variant
 from fulmen.lab.bench.results import Cell, Results, Table
 from fulmen.lab.bench.tables import UNITS, kind_of, published_form, reason
 
@@ -44,12 +43,12 @@ def page_data(results: Results) -> dict[str, Any]:
 
 def _suite(name: str, groups: list[Group]) -> dict[str, Any]:
     columns = dict.fromkeys(column for group in groups for column in group.columns)
-    found = headline(groups)
+    found, suite = headline(groups), suites.find(name)
     return {
         "name": name,
-        "title": suite_text(name).title,
-        "subject": suite_text(name).subject,
-        "columns": [{"name": column, "about": variant(name, column).description} for column in columns],
+        "title": suite.text.title,
+        "subject": suite.text.subject,
+        "columns": [{"name": column, "about": suite.explained(column)[0]} for column in columns],
         "headline": None if found is None else dict(zip(("column", "ratio", "where"), found, strict=True)),
         "groups": [_group(group) for group in groups],
     }

@@ -23,7 +23,7 @@ def machine(results: Results) -> str:
 
 
 def facts(results: Results) -> list[tuple[str, str]]:
-    """Everything known of the machine but its backends, then what was asked for."""
+    """Everything known of the machine but its backends, then what was requested."""
     environment = {name: value for name, value in results.environment.items() if name != "backends"}
     known = [*_flat(environment), *_flat(results.options, "option ")]
     return [*known, ("started", results.started), ("finished", results.finished or "interrupted")]

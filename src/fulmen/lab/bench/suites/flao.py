@@ -5,49 +5,145 @@ Tensors are contiguous as ``[B, H, N, D]`` for the torch columns, as published; 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from typing import Any
 
+import torch
 from torch import Tensor
 
 import fulmen
 from fulmen.lab.bench.compiled import Compiled
-from fulmen.lab.bench.suite import PUBLISHED_LENGTHS, Column, Input, Preset, Sizes, Suite
+from fulmen.lab.bench.suite import (
+    PUBLISHED_LENGTHS,
+    Column,
+    Input,
+    Kernels,
+    Preset,
+    Sizes,
+    Suite,
+    Text,
+    Work,
+    product_flops,
+    tensor_bytes,
+)
 from fulmen.ops.output_gate import reference, torch_matmul
+from fulmen.runtime.architectures import Architecture
 
 GATED = ("q", "k", "v", "gate")
+Save = tuple[str, ...]  # what the forward keeps for the backward, of "kv" and "qkv"
 
 
 def _exact(q: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
     return fulmen.output_gated_attention(q, k, v, gate, backend="reference")
 
 
-def _by_hand(save: tuple[str, ...]) -> Callable[..., Tensor]:
-    return lambda q, k, v, gate: torch_matmul.attend(q, k, v, gate, save)
-
-
 _COMPILED = Compiled(reference.attend)
 
 
-def _columns(save: tuple[str, ...]) -> tuple[Column, ...]:
-    by_hand = _by_hand(save)
+def _column(
+    name: str, about: str, pros: str, cons: str, save: Save, function: Callable[..., Tensor], heads_first: bool = True
+) -> Column:
+    least, requested = partial(_least, save), partial(_requested, save)
+    return Column(name, about, pros, cons, GATED, function, _exact, least, requested, heads_first=heads_first)
+
+
+def _columns(save: Save) -> tuple[Column, ...]:
+    """Of one section. What autograd keeps it decides itself."""
+
+    def by_hand(q: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
+        return torch_matmul.attend(q, k, v, gate, save)
+
     return (
-        Column("Lao Tor", "torch, differentiated by autograd", GATED, reference.attend, _exact, heads_first=True),
-        Column("Lao Tor C", "Lao Tor under torch.compile", GATED, _COMPILED, _exact, heads_first=True),
-        Column("Flao Tor", "torch with a hand-written backward", GATED, by_hand, _exact, heads_first=True),
-        Column("Flao Tor C", "Flao Tor under torch.compile", GATED, Compiled(by_hand), _exact, heads_first=True),
+        _column(
+            "Lao Tor",
+            "torch, differentiated by autograd",
+            pros="Nothing to maintain",
+            cons="Keeps what autograd keeps",
+            save=save,
+            function=reference.attend,
+        ),
+        _column(
+            "Lao Tor C",
+            "Lao Tor under torch.compile",
+            pros="Fewer passes over memory",
+            cons="Compilation",
+            save=save,
+            function=_COMPILED,
+        ),
+        _column(
+            "Flao Tor",
+            "torch with a hand-written backward",
+            pros="Chooses what is kept for the backward",
+            cons="Several passes over memory",
+            save=save,
+            function=by_hand,
+        ),
+        _column(
+            "Flao Tor C",
+            "Flao Tor under torch.compile",
+            pros="Chooses what is kept, fewer passes",
+            cons="Compilation",
+            save=save,
+            function=Compiled(by_hand),
+        ),
     )
 
 
-def _fused(save: tuple[str, ...]) -> Column:
+def _fused(save: Save) -> Column:
     def run(q: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
         return fulmen.output_gated_attention(q, k, v, gate, save=save)
 
-    return Column("Flao Tri", "the fused kernel of output_gated_attention", GATED, run, _exact)
+    return _column(
+        "Flao Tri",
+        "the fused kernel of output_gated_attention",
+        pros="Each tensor is read once",
+        cons="A kernel to maintain",
+        save=save,
+        function=run,
+        heads_first=False,
+    )
 
 
-FLAO = Suite(
+def _least(save: Save, sizes: Sizes, n: int) -> dict[str, Work]:
+    """Of kᵀv and q (kᵀv), the backward recomputes what it does not find; of the two, only the second has a size."""
+    tensor, product = tensor_bytes(sizes, n), product_flops(sizes, n)
+    backward = Work((9 + ("qkv" in save)) * tensor, (6 - len(save)) * product)
+    return {"fwd": Work(5 * tensor, 2 * product), "bwd": backward}
+
+
+@cache
+def _requested(save: Save, architecture: Architecture, sizes: Sizes, n: int) -> Mapping[str, int]:
+    from fulmen.lab.operators.output_gate.workloads import traffic
+
+    shape, keep = (sizes.batch, n, sizes.heads, sizes.dim), {f"keep_{name}": name in save for name in ("kv", "qkv")}
+    forward, backward = traffic(architecture, *shape, **keep)
+    return {"fwd": forward, "bwd": backward}
+
+
+def _tiles(sizes: Sizes, dtype: torch.dtype) -> dict[str, Callable[[Architecture], Any]]:
+    from fulmen.ops.output_gate.triton.tiles import rows_tile, sum_tile
+
+    return {
+        "Sum of outer products: kv": lambda on: sum_tile(sizes.dim, sizes.dim, dtype, gated=False),
+        "The same of gated rows: dkv": lambda on: sum_tile(sizes.dim, sizes.dim, dtype, gated=True),
+        "Rows times a matrix: o, dq, dk, dv, dg": lambda on: rows_tile(sizes.dim, sizes.dim, dtype),
+    }
+
+
+SUITE = Suite(
     name="flao",
     about="output-gated, non-causal linear attention g * (q (k^T v)), by what its backward recomputes",
+    text=Text(
+        title="Linear Attention with an Output Gate",
+        subject="o = g ⊙ (q · (kᵀv)), non-causal: autograd against a hand-written backward, and what that keeps.",
+        algorithm="Output-Gated Linear Attention",
+        formula="Forward:  O = G ⊙ (Q @ (K^T @ V))",
+        complexity=(
+            "O(n · D · E): two products for each head, and no n × n matrix",
+            "cache: K^T V (D × E) and Q K^T V (n × E) are kept for the backward, or recomputed in it",
+        ),
+    ),
     axis="n",
     baseline="Lao Tor",
     modes=("fwd", "bwd"),
@@ -62,6 +158,6 @@ FLAO = Suite(
         "laptop": Preset((Sizes(2, 12, 128),), PUBLISHED_LENGTHS[:6]),
         "quick": Preset((Sizes(1, 12, 128),), (256, 1024, 4096)),
     },
-    check_sizes=lambda sizes: sizes,
+    kernels=Kernels("output_gated_attention", _tiles),
     sizes_in_title=lambda sizes: f"batch{sizes.batch}-head{sizes.heads}-dim{sizes.dim}-dim{sizes.dim}",
 )

@@ -3,35 +3,27 @@ with Scalar Decay")."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import Tensor
 
-import fulmen
 from fulmen.lab.baselines.gla import gla, simple_gla
 from fulmen.lab.baselines.lightning2 import lightning2_chunk_loop, lightning2_parallel
-from fulmen.lab.bench.peers import peer, why_missing
-from fulmen.lab.bench.softmax import exact_softmax, flash
-from fulmen.lab.bench.suite import (
-    ATTENTION_INPUTS,
-    PUBLISHED_LENGTHS,
-    Column,
-    Preset,
-    Sizes,
-    Suite,
-    batch_head_dim,
+from fulmen.lab.bench.linear_attention import (
+    CHANNEL,
+    COMPLEXITY,
+    FORMULA,
+    HEAD,
+    INPUTS,
+    KERNELS,
+    NONE,
+    TOKEN,
+    attention_column,
     few_heads,
+    linear,
 )
+from fulmen.lab.bench.peers import peer, why_missing
+from fulmen.lab.bench.softmax import flash, softmax_column
+from fulmen.lab.bench.suite import PUBLISHED_LENGTHS, Preset, Sizes, Suite, Text
 from fulmen.runtime.architectures import kernels_run_on
-
-
-def linear(schedule: str, backend: str = "auto") -> Callable[..., Tensor]:
-    """linear_attention of q, k, v and, unless there is none, a decay."""
-
-    def run(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None = None) -> Tensor:
-        return fulmen.linear_attention(q, k, v, log_decay=log_decay, scale=1.0, schedule=schedule, backend=backend)
-
-    return run
 
 
 def _lightning2_chunk_loop(q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
@@ -54,89 +46,118 @@ def _simple_gla(q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
     return peer("fla.ops.simple_gla.naive.naive_chunk_simple_gla")(q, k, v, decay, scale=1.0)[0]
 
 
-EXACT = linear("auto", "reference")
-QKV = ("q", "k", "v")
-
-LASD = Suite(
+SUITE = Suite(
     name="lasd",
     about="causal linear attention with scalar decays, against softmax attention and others",
+    text=Text(
+        title="Lightning Attention with Scalar Decay",
+        subject="Lightning attention without decay, with a head decay (fixed or learnable) and with a token decay, "
+        "against softmax attention, the original Lightning Attention-2 and gated linear attention.",
+        algorithm="Linear Attention with Decay",
+        formula=FORMULA,
+        complexity=COMPLEXITY,
+    ),
     axis="n",
     baseline="Flash",
     modes=("fwd", "bwd"),
     sections={
         "": (
-            Column(
+            attention_column(
                 "LASD_R",
                 'head decay, schedule="recurrent"',
-                (*QKV, "head"),
-                linear("recurrent"),
-                EXACT,
-                fixed=("head",),
+                pros="The order of the recurrence",
+                cons="No matrix products",
+                decays=HEAD,
+                learnable=False,
+                function=linear("recurrent"),
             ),
-            Column(
+            attention_column(
                 "LASD_P",
                 'head decay, schedule="parallel"',
-                (*QKV, "head"),
-                linear("parallel"),
-                EXACT,
-                fixed=("head",),
+                pros="O(n), matrix products only",
+                cons="One more pass over the states",
+                decays=HEAD,
+                learnable=False,
+                function=linear("parallel"),
             ),
-            Column("LAND_P", 'no decay, schedule="parallel"', QKV, linear("parallel"), EXACT),
-            Column("LASD_PL", 'learnable head decay, schedule="parallel"', (*QKV, "head"), linear("parallel"), EXACT),
-            Column("LASD3_P", 'token decay, schedule="parallel"', (*QKV, "token"), linear("parallel"), EXACT),
-            Column(
+            attention_column(
+                "LAND_P",
+                'no decay, schedule="parallel"',
+                pros="The least work",
+                cons="Never forgets",
+                decays=NONE,
+                function=linear("parallel"),
+            ),
+            attention_column(
+                "LASD_PL",
+                'learnable head decay, schedule="parallel"',
+                pros="Gradient of the decay",
+                cons="More work in the backward",
+                decays=HEAD,
+                function=linear("parallel"),
+            ),
+            attention_column(
+                "LASD3_P",
+                'token decay, schedule="parallel"',
+                pros="Decay depends on the token",
+                cons="Weights for each chunk",
+                decays=TOKEN,
+                function=linear("parallel"),
+            ),
+            softmax_column(
                 "Flash",
                 "softmax attention: flash-attn on CUDA if installed, else the flash kernel of torch SDPA",
-                QKV,
-                flash,
-                exact_softmax,
-                heads_first=True,
-                growth=2,
+                pros="Well-optimised baseline",
+                function=flash,
             ),
-            Column(
+            attention_column(
                 "LP",
                 "Lightning Attention-2, all blocks in parallel: lightning2_parallel",
-                (*QKV, "head"),
-                lightning2_parallel,
-                EXACT,
-                fixed=("head",),
+                pros="The original algorithm",
+                cons="Head decay only",
+                decays=HEAD,
+                learnable=False,
+                function=lightning2_parallel,
                 heads_first=True,
             ),
-            Column(
+            attention_column(
                 "LC",
                 "Lightning Attention-2, one loop over chunks: lightning-attn on CUDA if installed, else "
                 "lightning2_chunk_loop",
-                (*QKV, "head"),
-                _lightning2_chunk_loop,
-                EXACT,
-                fixed=("head",),
+                pros="The original algorithm, no stored states",
+                cons="Parallel over heads only",
+                decays=HEAD,
+                learnable=False,
+                function=_lightning2_chunk_loop,
                 heads_first=True,
             ),
-            Column(
+            attention_column(
                 "GLA_K",
                 "channel decay: fla's chunk_gla on CUDA; on CPU our torch form of its algorithm",
-                (*QKV, "channel"),
-                _gla,
-                EXACT,
+                pros="A decay for each channel",
+                cons="Decays as large as k",
+                decays=CHANNEL,
+                function=_gla,
                 peer="fla",
             ),
-            Column(
+            attention_column(
                 "GLA_S_K",
                 "token decay: fla's chunk_simple_gla on CUDA; on CPU its naive chunk form if fla is installed, "
                 "else our torch form of its algorithm",
-                (*QKV, "token"),
-                _simple_gla,
-                EXACT,
+                pros="Peer of LASD3_P",
+                cons="Stores a state for each chunk",
+                decays=TOKEN,
+                function=_simple_gla,
                 peer="fla",
             ),
         )
     },
-    inputs=ATTENTION_INPUTS,
+    inputs=INPUTS,
     presets={
         "published": Preset((Sizes(4, 32, 128), Sizes(1, 16, 128)), PUBLISHED_LENGTHS),
         "laptop": Preset((Sizes(1, 16, 128),), PUBLISHED_LENGTHS[:6]),
         "quick": Preset((Sizes(1, 4, 128),), (64, 256, 1024, 4096)),
     },
+    kernels=KERNELS,
     check_sizes=few_heads,
-    sizes_in_title=batch_head_dim,
 )

@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from typing import Any
 
+import torch
 from torch import Tensor
 
 import fulmen
 from fulmen.lab.baselines.gla import gla_states
+from fulmen.lab.bench.linear_attention import (
+    BOTH_CHANNELS,
+    CHANNEL,
+    CORE,
+    INPUTS,
+    few_heads,
+    log_decay_bytes,
+    log_decays,
+    scan_tiles,
+)
 from fulmen.lab.bench.peers import peer
 from fulmen.lab.bench.suite import (
-    ATTENTION_INPUTS,
     PUBLISHED_LENGTHS,
     Column,
+    Kernels,
     Preset,
     Sizes,
     Suite,
-    batch_head_dim,
-    few_heads,
+    Text,
+    Work,
+    product_flops,
+    tensor_bytes,
 )
+from fulmen.ops.chunks.decay_form import Decays
+from fulmen.runtime.architectures import Architecture
 
 CHUNK_SIZE = 128
 
@@ -34,6 +51,9 @@ def _states(schedule: str, backend: str = "auto") -> Callable[..., Tensor]:
     return run
 
 
+_EXACT = _states("auto", "reference")
+
+
 def _entering(states: Tensor) -> Tensor:
     """As ``fla`` gives them: those that enter chunks, ``[B, chunks, H, D, E]``."""
     return states[:, :, :-1].transpose(1, 2)
@@ -46,50 +66,104 @@ def _gla(k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
     return peer("fla.ops.common.chunk_h.chunk_fwd_h")(k, v, gk=sums, chunk_size=CHUNK_SIZE, states_in_fp32=True)[0]
 
 
-_EXACT = _states("auto", "reference")
-_KEY, _KEY_VALUE = ("k", "v", "channel"), ("k", "v", "channel", "channel_v")
+def _column(
+    name: str, about: str, pros: str, cons: str, decays: Decays, function: Callable[..., Tensor],
+    exact: Callable[..., Tensor] = _EXACT, peer: str = "",
+) -> Column:  # fmt: skip
+    least, requested = partial(_least, decays), partial(_requested, decays)
+    return Column(
+        name, about, pros, cons, ("k", "v", *log_decays(decays)), function, exact, least, requested, peer=peer
+    )
 
-STATE = Suite(
+
+def _least(decays: Decays, sizes: Sizes, n: int) -> dict[str, Work]:
+    given = 2 * tensor_bytes(sizes, n) + log_decay_bytes(decays, sizes, n)
+    states = sizes.batch * sizes.heads * (n // CHUNK_SIZE + 1) * sizes.dim**2
+    return {"fwd": Work(given + 2 * states, product_flops(sizes, n))}
+
+
+@cache
+def _requested(decays: Decays, architecture: Architecture, sizes: Sizes, n: int) -> Mapping[str, int]:
+    from fulmen.lab.operators.linear_attention.workloads import states_traffic
+
+    return {"fwd": states_traffic(architecture, decays, sizes.batch, n, sizes.heads, sizes.dim)}
+
+
+def _tiles(sizes: Sizes, dtype: torch.dtype) -> dict[str, Callable[[Architecture], Any]]:
+    return {"Chunk states": scan_tiles(CHANNEL, sizes, dtype)}
+
+
+SUITE = Suite(
     name="state",
     about="the states at the boundaries of chunks of 128 tokens, for channel decays",
+    text=Text(
+        title="Chunk States",
+        subject="The states that enter every chunk of 128 tokens, with a decay for each channel: chunk after chunk, or "
+        "all chunks at once.",
+        algorithm="Chunk States",
+        formula="S[c] = diag(e^a) S[c-1] diag(e^c) + K[c]^T @ V[c],  stored for every chunk",
+        complexity=(
+            "Loop: O(n), one program walks the chunks of a head",
+            "Parallel: O(n), every chunk is summarised alone, then the summaries are folded: one more pass",
+            "Memory: O(n / 128) states of D × E",
+        ),
+    ),
     axis="n",
     baseline="GLA",
     modes=("fwd",),
     sections={
         "": (
-            Column(
+            _column(
                 "GLA",
                 "fla's state kernel on CUDA; on CPU our torch form of its algorithm",
-                _KEY,
-                _gla,
-                lambda k, v, decay: _entering(_EXACT(k, v, decay)),
+                pros="Peer",
+                cons="Decay on keys only",
+                decays=CHANNEL,
+                function=_gla,
+                exact=lambda k, v, decay: _entering(_EXACT(k, v, decay)),
                 peer="fla",
             ),
-            Column("LAVD_K", 'chunk_states, channel decay, schedule="loop"', _KEY, _states("loop"), _EXACT),
-            Column(
+            _column(
+                "LAVD_K",
+                'chunk_states, channel decay, schedule="loop"',
+                pros="Reads k and v once",
+                cons="Few programs where heads are few",
+                decays=CHANNEL,
+                function=_states("loop"),
+            ),
+            _column(
                 "LAVD_KV",
                 'chunk_states, channel decay of keys and values, schedule="loop"',
-                _KEY_VALUE,
-                _states("loop"),
-                _EXACT,
+                pros="Reads k and v once",
+                cons="Two decays to read",
+                decays=BOTH_CHANNELS,
+                function=_states("loop"),
             ),
-            Column("LAVD_K_P", 'chunk_states, channel decay, schedule="parallel"', _KEY, _states("parallel"), _EXACT),
-            Column(
+            _column(
+                "LAVD_K_P",
+                'chunk_states, channel decay, schedule="parallel"',
+                pros="Fills the machine",
+                cons="One more pass over the states",
+                decays=CHANNEL,
+                function=_states("parallel"),
+            ),
+            _column(
                 "LAVD_KV_P",
                 'chunk_states, channel decay of keys and values, schedule="parallel"',
-                _KEY_VALUE,
-                _states("parallel"),
-                _EXACT,
+                pros="Fills the machine",
+                cons="One more pass over the states",
+                decays=BOTH_CHANNELS,
+                function=_states("parallel"),
             ),
         )
     },
-    inputs=ATTENTION_INPUTS,
+    inputs=INPUTS,
     presets={
         "published": Preset((Sizes(4, 32, 128), Sizes(1, 16, 128)), PUBLISHED_LENGTHS),
         "laptop": Preset((Sizes(1, 16, 128),), PUBLISHED_LENGTHS[:6]),
         "quick": Preset((Sizes(1, 4, 128),), (128, 512, 2048, 8192)),
     },
+    kernels=Kernels("linear_attention", _tiles, CORE),
     check_sizes=few_heads,
-    sizes_in_title=batch_head_dim,
     memory_columns=("GLA", "LAVD_K", "LAVD_KV"),
 )

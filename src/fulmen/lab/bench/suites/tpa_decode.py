@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
 
+import torch
 from torch import Tensor
 
 import fulmen
 from fulmen.lab.bench.compiled import Compiled
-from fulmen.lab.bench.suite import PUBLISHED_LENGTHS, Column, Input, Preset, Sizes, Suite
+from fulmen.lab.bench.suite import PUBLISHED_LENGTHS, Column, Input, Kernels, Preset, Sizes, Suite, Text, Work
 from fulmen.ops.tpa.problem import decode_of
 from fulmen.ops.tpa.reference import naive
 from fulmen.ops.tpa.torch_factorised import factorised
+from fulmen.runtime.architectures import Architecture
 
-FACTORS = ("aq", "ak", "av", "bq", "bk", "bv")
+INPUTS = {
+    "aq": Input("B 1 H R"),
+    "ak": Input("B N H"),
+    "av": Input("B N H"),
+    "bq": Input("B 1 R D"),
+    "bk": Input("B N D"),
+    "bv": Input("B N D"),
+}
 
 
-def _split(split: str, backend: str = "auto") -> Callable[..., Tensor]:
-    return lambda *factors: fulmen.tpa_decode(*factors, split=split, backend=backend)
+def _split(split: str) -> Callable[..., Tensor]:
+    return lambda *factors: fulmen.tpa_decode(*factors, split=split)
 
 
 def _naive(aq: Tensor, ak: Tensor, av: Tensor, bq: Tensor, bk: Tensor, bv: Tensor) -> Tensor:
@@ -28,36 +39,106 @@ def _factorised(aq: Tensor, ak: Tensor, av: Tensor, bq: Tensor, bk: Tensor, bv: 
     return factorised(decode_of(aq, ak, av, bq, bk, bv))
 
 
-TPA_DECODE = Suite(
+def _column(name: str, about: str, function: Callable[..., Tensor], pros: str, cons: str) -> Column:
+    return Column(name, about, pros, cons, tuple(INPUTS), function, _naive, _least, _requested)
+
+
+def _least(sizes: Sizes, m: int) -> dict[str, Work]:
+    """What belongs to the one query is little beside the cache, and left out."""
+    heads, dim, rank = sizes.heads, sizes.dim, sizes.rank or 1
+    factors = 2 * sizes.batch * m * (2 * heads + 2 * dim)
+    return {"fwd": Work(factors, 2 * sizes.batch * m * (dim * rank + rank * heads + heads * dim))}
+
+
+@cache
+def _requested(architecture: Architecture, sizes: Sizes, m: int) -> Mapping[str, int]:
+    from fulmen.lab.operators.tpa.workloads import traffic
+
+    return {"fwd": traffic(architecture, sizes.batch, m, sizes.heads, sizes.dim, sizes.rank or 1)}
+
+
+def _tiles(sizes: Sizes, dtype: torch.dtype) -> dict[str, Callable[[Architecture], Any]]:
+    from fulmen.ops.tpa.triton.tiles import decode_tile
+
+    return {"Decode (width: heads)": lambda on: decode_tile(on, sizes.dim, sizes.dim, dtype, sizes.heads)}
+
+
+SUITE = Suite(
     name="tpa_decode",
     about="one query of tensor-product attention over m cached keys, from their factors",
+    text=Text(
+        title="Tensor-Product Attention, Decoding",
+        subject="One query token over a cache of M keys and values that are kept as factors.",
+        algorithm="Tensor-Product Attention",
+        formula="scores = (bk · bqᵀ) · aqᵀ ⊙ ak;  p = softmax(scores);  o = bvᵀ · (p ⊙ av)",
+        complexity=(
+            "Factorised: O(M · R · (D + H)) for each sample; keys and values are never built",
+            "Naive: O(M · H · D) to build and read keys and values of every head",
+            "Memory: the factors alone, M · (2 H + D + E) numbers, against 2 · M · H · D",
+        ),
+    ),
     axis="m",
     baseline="to",
     modes=("fwd",),
     sections={
         "": (
-            Column("trb", 'tpa_decode, split="batch"', FACTORS, _split("batch"), _naive),
-            Column("trbh", 'tpa_decode, split="head"', FACTORS, _split("head"), _naive),
-            Column("trbn", 'tpa_decode, split="sequence"', FACTORS, _split("sequence"), _naive),
-            Column("to", "torch on the factors", FACTORS, _factorised, _naive),
-            Column("toc", "to, under torch.compile", FACTORS, Compiled(_factorised), _naive),
-            Column("ton", "torch that builds q, k and v", FACTORS, _naive, _naive),
-            Column("tonc", "ton, under torch.compile", FACTORS, Compiled(_naive), _naive),
+            _column(
+                "trb",
+                'tpa_decode, split="batch"',
+                _split("batch"),
+                pros="Factors are read once for all heads",
+                cons="Few programs",
+            ),
+            _column(
+                "trbh",
+                'tpa_decode, split="head"',
+                _split("head"),
+                pros="Many programs",
+                cons="Every head reads bk and bv",
+            ),
+            _column(
+                "trbn",
+                'tpa_decode, split="sequence"',
+                _split("sequence"),
+                pros="Fills the machine at any batch",
+                cons="A second pass to merge",
+            ),
+            _column(
+                "to",
+                "torch on the factors",
+                _factorised,
+                pros="No kernel needed",
+                cons="Scores go through memory",
+            ),
+            _column(
+                "toc",
+                "to, under torch.compile",
+                Compiled(_factorised),
+                pros="Fewer passes over memory than to",
+                cons="Compilation",
+            ),
+            _column(
+                "ton",
+                "torch that builds q, k and v",
+                _naive,
+                pros="Simplest",
+                cons="Builds k and v of every head",
+            ),
+            _column(
+                "tonc",
+                "ton, under torch.compile",
+                Compiled(_naive),
+                pros="Fewer passes over memory than ton",
+                cons="Compilation; builds k and v of every head",
+            ),
         )
     },
-    inputs={
-        "aq": Input("B 1 H R"),
-        "ak": Input("B N H"),
-        "av": Input("B N H"),
-        "bq": Input("B 1 R D"),
-        "bk": Input("B N D"),
-        "bv": Input("B N D"),
-    },
+    inputs=INPUTS,
     presets={
         "published": Preset((Sizes(8, 32, 128, 16), Sizes(32, 32, 128, 16)), PUBLISHED_LENGTHS),
         "laptop": Preset((Sizes(8, 32, 128, 16),), PUBLISHED_LENGTHS[:6]),
         "quick": Preset((Sizes(2, 32, 128, 16),), (256, 1024, 4096)),
     },
-    check_sizes=lambda sizes: sizes,
+    kernels=Kernels("tpa_decode", _tiles),
     sizes_in_title=lambda sizes: f"batch{sizes.batch}-head{sizes.heads}-dim{sizes.dim}-rank{sizes.rank}",
 )
