@@ -3,7 +3,27 @@ from contextlib import nullcontext
 import pytest
 import torch
 
+import fulmen
 from fulmen.runtime.architectures import interpreted
+
+KERNELS_RUN = interpreted() or torch.cuda.is_available()
+
+
+def pytest_collection_modifyitems(config, items):
+    """What cannot run in this process is another's: Triton interprets kernels, or compiles them, as a process is begun
+    (`make test` has one for each). And no backend is handed a dtype that it does not take."""
+    kept, left_out = [], []
+    for item in items:
+        given = item.callspec.params if hasattr(item, "callspec") else {}
+        backend, dtype = given.get("backend"), given.get("dtype")
+        possible = KERNELS_RUN if item.get_closest_marker("gpu") else True
+        possible &= not (item.get_closest_marker("compiles") and interpreted())
+        if isinstance(dtype, torch.dtype) and backend in fulmen.backends():
+            possible &= dtype in fulmen.backends()[backend].dtypes
+        (kept if possible else left_out).append(item)
+    items[:] = kept
+    config.hook.pytest_deselected(items=left_out)
+
 
 # Tests run in as many processes as there are cores; more threads each would only get in each other's way.
 torch.set_num_threads(1)

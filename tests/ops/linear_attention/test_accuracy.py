@@ -49,8 +49,6 @@ def test_extreme_decays(backend, decays, values):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("decays", ALL_DECAYS)
 def test_dtypes(backend, decays, dtype):
-    if refusal := fulmen.backends()[backend].refuses("cpu", dtype):
-        pytest.skip(refusal)
     case = Case(decays=decays, dtype=dtype, length=130, scale=0.3)
     assert_close(run(case, backend=backend), exact(case))
 
@@ -133,11 +131,10 @@ def test_the_gradient_of_a_constant_decay_does_not_cancel(backend, dtype):
 
 def test_gentle_decay_over_a_long_time(backend):
     """e^-1e-5 is known to 6e-8 in float32; multiplied thousands of times, that becomes visible."""
-    if backend == "reference":
-        pytest.skip("the float32 recurrence multiplies by e^a token by token and does drift")
+    limit = 1e-4 if backend == "reference" else TOLERANCE[torch.float32]  # which multiplies token by token, and drifts
     torch.manual_seed(0)
     q, k, v = (torch.rand(1, 8192, 1, 8) for _ in range(3))
     for decay in (torch.full((1,), -1e-5), torch.full((1, 8192, 1), -1e-5), torch.full((1, 8192, 1, 8), -1e-5)):
         want = fulmen.linear_attention(*(x.double() for x in (q, k, v)), log_decay=decay.double(), backend="torch")
         got = fulmen.linear_attention(q, k, v, log_decay=decay, backend=backend)
-        assert relative_error(got, want) <= TOLERANCE[torch.float32]
+        assert relative_error(got, want) <= limit

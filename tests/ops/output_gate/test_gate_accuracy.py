@@ -29,8 +29,6 @@ def test_sizes(backend, save, key_size, value_size):
 @SAVE
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_dtypes(backend, save, dtype):
-    if refusal := fulmen.backends()[backend].refuses("cpu", dtype):
-        pytest.skip(refusal)
     case = Case(dtype=dtype, queries=70)
     assert_close(run(case, backend=backend, save=save), exact(case))
 
