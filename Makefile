@@ -52,10 +52,12 @@ lint: setup
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
 	$(RUN)/lint-imports
+	$(RUN)/clang-format --dry-run --Werror csrc/*
 
 format: setup
 	$(RUN)/ruff check --fix .
 	$(RUN)/ruff format .
+	$(RUN)/clang-format -i csrc/*
 
 clean:
 	rm -rf $(VENV) build

@@ -9,59 +9,53 @@
 #pragma once
 
 #include "decay_gradient.h"
+#include "state_worker.h"
 
 namespace fulmen {
 namespace FULMEN_ISA {
 
 // Where one head's gradients go; rows are absent when not wanted.
 struct HeadGradients {
-    Rows output, q, k, v, decay, decay_v;
+    Rows output, q, k, v, log_decay, log_decay_v;
 };
 
-class BackwardWorker {
+class BackwardWorker : public StateWorker {
 public:
     BackwardWorker(Arena &arena, const fulmen_problem &p, bool wants_decay, bool wants_decay_v)
-        : key(arena, p.decay_form, p.key_features),
-          value(arena, p.decay_v_form, p.value_features),
-          key_gradient(arena, p.decay_form, p.key_features, wants_decay),
-          value_gradient(arena, p.decay_v_form, p.value_features, wants_decay_v),
-          state(arena.panels(p.key_features, p.value_features)),
-          q(arena.panels(kChunk, p.key_features)),
-          k(arena.panels(kChunk, p.key_features)),
-          v(arena.panels(kChunk, p.value_features)),
-          g(arena.panels(kChunk, p.value_features)),
-          d_keys(arena.panels(kChunk, p.key_features)),
-          d_values(arena.panels(kChunk, p.value_features)),
-          inside_keys(arena.panels(kChunk, p.key_features)),
-          inside_values(arena.panels(kChunk, p.value_features)),
-          keys_transposed(arena.floats(padded(p.key_features) * kPanel)),
-          values_transposed(arena.floats(padded(p.value_features) * kPanel)),
+        : StateWorker(arena, p, p.value_size),
+          key_gradient(arena, p.decay_form, p.key_size, wants_decay),
+          value_gradient(arena, p.decay_v_form, p.value_size, wants_decay_v),
+          q(arena.panels(kChunk, p.key_size)),
+          g(arena.panels(kChunk, p.value_size)),
+          d_keys(arena.panels(kChunk, p.key_size)),
+          d_values(arena.panels(kChunk, p.value_size)),
+          inside_keys(arena.panels(kChunk, p.key_size)),
+          inside_values(arena.panels(kChunk, p.value_size)),
+          keys_transposed(arena.floats(padded(p.key_size) * kPanel)),
+          values_transposed(arena.floats(padded(p.value_size) * kPanel)),
           scores(arena.floats(kBlock)),
           grads(arena.floats(kBlock)),
           scale((float)p.scale) {}
 
     // Without queries (chunk_states) the state is all there is to differentiate.
-    void start(const Head &head, int64_t token_count) {
-        in = head;
-        tokens = token_count;
+    void start(const Head &head) {
+        StateWorker::start(head);
         has_queries = head.q.present();
-        key.start(head.decay);
-        value.start(head.decay_v);
     }
 
     // The first walk's chunk: dq, the decay gradient's first kind, and the state.
     void walk_right(int64_t t, int64_t count) {
         load_chunk(t, count, key_gradient.wanted() || value_gradient.wanted());
-        transpose(g, value.features(), values_transposed);
+        transpose(g, value.size(), values_transposed);
         value.pair_products(g, v, values_transposed, grads);
         value.weigh_later(g);
-        if (value.decays()) transpose(g, value.features(), values_transposed);
+        if (value.decays()) transpose(g, value.size(), values_transposed);
         state_times(values_transposed, d_keys);
         key.weigh_later(d_keys);
         if (key_gradient.wanted()) key_gradient.begin(q, d_keys, t, count);
         if (out.q.present()) {
             add_pairs_to_query_gradient();
-            unpack(d_keys, t, count, key.features(), out.q);
+            unpack(d_keys, t, count, key.size(), out.q);
         }
         if (value_gradient.wanted()) {
             key.weigh_later(q);
@@ -72,7 +66,7 @@ public:
         key.weigh_earlier(k);
         value.weigh_earlier(v);
         for (int64_t p = 0; p < value.blocks(); ++p) {
-            prefetch_share(t + kAhead, p);
+            prefetch_inputs(t + kAhead, p);
             advance_panel(state.panel(p), key, value, p, k, v.panel(p));
         }
     }
@@ -83,21 +77,21 @@ public:
         const bool values = out.v.present() || value_gradient.wanted();
         load_chunk(t, count, true);
         if (values || key_gradient.wanted()) {
-            transpose(q, key.features(), keys_transposed);
+            transpose(q, key.size(), keys_transposed);
             key.pair_products(q, k, keys_transposed, scores);
         }
         if (keys) {
-            transpose(g, value.features(), values_transposed);
+            transpose(g, value.size(), values_transposed);
             value.pair_products(g, v, values_transposed, grads);
         }
-        if (values && value.by_feature())
+        if (values && value.by_channel())
             for (int64_t p = 0; p < value.blocks(); ++p)
-                feature_mix_back(scores, g.panel(p), v.panel(p), value.factors(p), inside_values.panel(p),
+                channel_mix_back(scores, g.panel(p), v.panel(p), value.factors(p), inside_values.panel(p),
                                  value_gradient.wanted() ? value_gradient.inside.panel(p) : nullptr);
         value.weigh_earlier(v);
         if (keys) {
             weigh_pairs_for_keys();
-            transpose(v, value.features(), values_transposed);
+            transpose(v, value.size(), values_transposed);
             state_times(values_transposed, d_keys);
         }
         key.weigh_earlier(k);
@@ -105,84 +99,66 @@ public:
         if (out.k.present()) {
             key.weigh_earlier(d_keys);
             add_pairs_to_key_gradient();
-            unpack(d_keys, t, count, key.features(), out.k);
+            unpack(d_keys, t, count, key.size(), out.k);
         }
         for (int64_t p = 0; p < value.blocks() && values; ++p) read_values(p);
         if (value_gradient.wanted()) value_gradient.finish(value, v, d_values, t, count, has_queries);
         if (out.v.present()) {
             value.weigh_earlier(d_values);
-            if (value.by_feature())
+            if (value.by_channel())
                 for (int64_t p = 0; p < value.blocks(); ++p) add_block(d_values.panel(p), inside_values.panel(p));
-            unpack(d_values, t, count, value.features(), out.v);
+            unpack(d_values, t, count, value.size(), out.v);
         }
         key.weigh_later(q);
         value.weigh_later(g);
         for (int64_t p = 0; p < value.blocks(); ++p) {
-            prefetch_share(t - kAhead, p);
+            prefetch_inputs(t - kAhead, p);
             advance_panel(state.panel(p), key, value, p, q, g.panel(p));
         }
     }
 
-    // The state alone, and the gradient of the state alone, over one chunk.
-    void advance(int64_t t, int64_t count) {
+    // The gradient of the state alone, over the chunk that begins at token t.
+    void retreat(int64_t t, int64_t last) {
+        const int64_t count = smaller<int64_t>(kChunk, last - t);
         key.begin(t, count);
         value.begin(t, count);
-        pack(in.k, t, count, key.features(), k);
-        pack(in.v, t, count, value.features(), v);
-        key.weigh_earlier(k);
-        value.weigh_earlier(v);
-        for (int64_t p = 0; p < value.blocks(); ++p) {
-            prefetch_share(t + kAhead, p);
-            advance_panel(state.panel(p), key, value, p, k, v.panel(p));
-        }
-    }
-    void retreat(int64_t t, int64_t count) {
-        key.begin(t, count);
-        value.begin(t, count);
-        pack(in.q, t, count, key.features(), q);
+        pack(in.q, t, count, key.size(), q);
         load_output_gradient(t, count);
         key.weigh_later(q);
         value.weigh_later(g);
         for (int64_t p = 0; p < value.blocks(); ++p) {
-            prefetch_share(t - kAhead, p);
+            prefetch_queries(t - kAhead, p);
             advance_panel(state.panel(p), key, value, p, q, g.panel(p));
         }
     }
 
-    Axis key, value;
     AxisGradient key_gradient, value_gradient;
-    Panels state;
     HeadGradients out = {};  // where the results go; may change from chunk to chunk
 
 private:
     void load_chunk(int64_t t, int64_t count, bool with_queries) {
-        key.begin(t, count);
-        value.begin(t, count);
-        if (with_queries) pack(in.q, t, count, key.features(), q);
-        pack(in.k, t, count, key.features(), k);
-        pack(in.v, t, count, value.features(), v);
+        load_keys_and_values(t, count);
+        if (with_queries) pack(in.q, t, count, key.size(), q);
         load_output_gradient(t, count);
     }
 
     void load_output_gradient(int64_t t, int64_t count) {
-        pack(out.output, t, count, value.features(), g);
+        pack(out.output, t, count, value.size(), g);
         if (scale == 1.0f) return;
         for (int64_t p = 0; p < value.blocks(); ++p)
             for (int x = 0; x < kBlock; x += kLanes) store(g.panel(p) + x, load(g.panel(p) + x) * scale);
     }
 
-    // A panel's share of the rows that the walk needs next. Inline, since GCC drops calls to a function that has no
-    // other effect than to prefetch.
-    FULMEN_MEMBER void prefetch_share(int64_t t, int64_t p) const {
-        if (t < 0 || t >= tokens) return;
-        const int64_t count = smaller<int64_t>(kChunk, tokens - t), parts = value.blocks();
-        prefetch(in.q, t, count, key.features(), p, parts);
-        prefetch(in.k, t, count, key.features(), p, parts);
-        prefetch(in.v, t, count, value.features(), p, parts);
-        prefetch(out.output, t, count, value.features(), p, parts);
+    FULMEN_MEMBER void prefetch_queries(int64_t t, int64_t p) const {
+        prefetch_share(in.q, t, key.size(), p);
+        prefetch_share(out.output, t, value.size(), p);
+    }
+    FULMEN_MEMBER void prefetch_inputs(int64_t t, int64_t p) const {
+        prefetch_queries(t, p);
+        prefetch_keys_and_values(t, p);
     }
 
-    // result = (state * values^T)^T: [token][key feature]
+    // result = (state * values^T)^T: [token][key channel]
     void state_times(const float *transposed, Panels result) {
         multiply(keys_transposed, key.blocks(), Zero{}, Product<AsStored>{state, transposed, value.blocks()});
         for (int64_t p = 0; p < key.blocks(); ++p) transpose_block(keys_transposed + p * kBlock, result.panel(p));
@@ -193,10 +169,10 @@ private:
     }
 
     void add_pairs_to_query_gradient() {
-        if (!key.by_feature()) weigh_pairs(grads, key.weights().pair);
+        if (!key.by_channel()) weigh_pairs(grads, key.weights().pair);
         for (int64_t p = 0; p < key.blocks(); ++p) {
-            if (key.by_feature()) {
-                feature_mix(grads, k.panel(p), key.factors(p), inside_keys.panel(p));
+            if (key.by_channel()) {
+                channel_mix(grads, k.panel(p), key.factors(p), inside_keys.panel(p));
                 add_block(d_keys.panel(p), inside_keys.panel(p));
             } else {
                 multiply(d_keys.panel(p), 1, Add{}, Product<Transposed>{Panels{grads, 0}, k.panel(p), 1});
@@ -206,9 +182,9 @@ private:
 
     // What pairs inside the chunk give to the keys and to the key decay, as far as it needs the unweighted k.
     void weigh_pairs_for_keys() {
-        if (key.by_feature()) {
+        if (key.by_channel()) {
             for (int64_t p = 0; p < key.blocks(); ++p)
-                feature_mix_back(grads, q.panel(p), k.panel(p), key.factors(p), inside_keys.panel(p),
+                channel_mix_back(grads, q.panel(p), k.panel(p), key.factors(p), inside_keys.panel(p),
                                  key_gradient.wanted() ? key_gradient.inside.panel(p) : nullptr);
             return;
         }
@@ -218,7 +194,7 @@ private:
 
     void add_pairs_to_key_gradient() {
         for (int64_t p = 0; p < key.blocks(); ++p)
-            if (key.by_feature())
+            if (key.by_channel())
                 add_block(d_keys.panel(p), inside_keys.panel(p));
             else
                 multiply(d_keys.panel(p), 1, Add{}, Product<AsStored>{Panels{grads, 0}, q.panel(p), 1});
@@ -226,18 +202,15 @@ private:
 
     void read_values(int64_t p) {
         const Product<AsStored> from_state{k, state.panel(p), key.blocks()};
-        if (value.by_feature())
+        if (value.by_channel())
             multiply(d_values.panel(p), 1, Zero{}, from_state);
         else
-            multiply(d_values.panel(p), 1, Zero{}, from_state,
-                     Product<AsStored>{Panels{scores, 0}, g.panel(p), 1});
+            multiply(d_values.panel(p), 1, Zero{}, from_state, Product<AsStored>{Panels{scores, 0}, g.panel(p), 1});
     }
 
-    Head in = {};
-    int64_t tokens = 0;
     bool has_queries = true;
-    Panels q, k, v, g;          // g is scale * do
-    Panels d_keys, d_values;    // gradients on either axis
+    Panels q, g;              // g is scale * do
+    Panels d_keys, d_values;  // gradients on either axis
     Panels inside_keys, inside_values;
     float *keys_transposed, *values_transposed;
     float *scores, *grads;  // [j][i]: q_i . k_j and do_i . v_j

@@ -3,15 +3,15 @@
 // A weight between two tokens is a running product of e^a, each factor in [0, 1] for a <= 0: no quotient and no
 // difference of sums, so that -inf is an exact 0 and magnitudes may mix.
 //
-// One decay value per token needs a 16 x 16 table of weights. One per token and feature has a table for every
-// feature; instead, adjacent stretches of tokens meet in the middle: when i lies in the second stretch and j in the
-// first, their weight is (product from the second's start up to i) * (product after j to the first's end). Stretches of
-// 1, 2, 4 and 8 tokens cover every pair j < i once, and doubling a stretch multiplies by its neighbour's total.
+// One decay value per token needs a 16 x 16 table of weights. One per token and channel has a table for every
+// channel; instead, adjacent runs of tokens meet at their boundary: when i lies in the second run and j in the first,
+// their weight is (product from the second's start up to i) * (product after j to the first's end). Runs of 1, 2, 4
+// and 8 tokens cover every pair j < i once, and doubling a run multiplies by its neighbour's total.
 #pragma once
 
 #include <math.h>
 
-#include "gemm.h"
+#include "panels.h"
 
 namespace fulmen {
 namespace FULMEN_ISA {
@@ -29,7 +29,7 @@ struct ScalarWeights {
     float total;
 };
 
-// log_decay has 16 values, 0 behind the last token.
+// log_decay has 16 values, 0 after the last token.
 static inline void scalar_weights(const float *log_decay, ScalarWeights &w) {
     for (int v = 0; v < kChunk; v += kLanes) store(w.factor + v, exp(load(log_decay + v)));
     double sum = 0, product = 1;
@@ -75,8 +75,8 @@ static inline void scalar_gradient(const float *scores, const float *grads, floa
     for (int t = 0; t < kChunk; ++t) {
         Vec crossing = {};
         for (int v = 0; v < kVecs; ++v) {
-            IntVec behind = lane_numbers() + v * kLanes >= t;
-            crossing += select(behind, from[v], Vec{});
+            IntVec later = lane_numbers() + v * kLanes >= t;
+            crossing += select(later, from[v], Vec{});
             const int x = t * kPanel + v * kLanes;
             from[v] += load(scores + x) * load(grads + x);
         }
@@ -84,7 +84,7 @@ static inline void scalar_gradient(const float *scores, const float *grads, floa
     }
 }
 
-// ---- one value per token and feature: all blocks are [token][16 features] ----
+// ---- one value per token and channel: all blocks are [token][16 channels] ----
 
 struct Row {
     Vec x[kVecs];
@@ -110,8 +110,8 @@ FULMEN_INLINE Row operator+(Row a, Row b) {
     return a;
 }
 
-// Logarithms to factors, in place; total = exp of their sum over the chunk, one per feature.
-static inline void feature_factors(float *block, float *total) {
+// Logarithms to factors, in place; total = exp of their sum over the chunk, one per channel.
+static inline void channel_factors(float *block, float *total) {
     Row sum = {};
     for (int t = 0; t < kChunk; ++t) {
         Row row = load_row(block, t);
@@ -141,8 +141,8 @@ static inline void weigh_by_suffix(float *block, const float *factors) {
     }
 }
 
-// Calls meet(start, half) for every two stretches [start, start + half) and [start + half, start + 2 half) that meet,
-// with `later` weighted from its stretch's start and `earlier` weighted to its stretch's end.
+// Calls meet(start, half) for every two runs [start, start + half) and [start + half, start + 2 half) that meet,
+// with `later` weighted from its run's start and `earlier` weighted to its run's end.
 template <class Meet>
 FULMEN_INLINE void for_each_meeting(Row (&later)[kChunk], Row (&earlier)[kChunk], Row (&total)[kChunk], Meet meet) {
     for (int t = 0; t < kChunk; ++t) later[t] = later[t] * total[t];
@@ -156,8 +156,8 @@ FULMEN_INLINE void for_each_meeting(Row (&later)[kChunk], Row (&earlier)[kChunk]
         }
 }
 
-// pairs[16 i + j] += the vectors whose lanes add up to sum over features of later_i * weight_ij * earlier_j, j <= i.
-static inline void feature_pairs(const float *later, const float *earlier, const float *factors, Vec *pairs) {
+// pairs[16 i + j] += the vectors whose lanes add up to sum over channels of later_i * weight_ij * earlier_j, j <= i.
+static inline void channel_pairs(const float *later, const float *earlier, const float *factors, Vec *pairs) {
     Row q[kChunk], k[kChunk], total[kChunk];
     for (int t = 0; t < kChunk; ++t) {
         q[t] = load_row(later, t);
@@ -177,7 +177,7 @@ static inline void feature_pairs(const float *later, const float *earlier, const
 }
 
 // out_i = sum over j <= i of matrix_ji * weight_ij * earlier_j; matrix is [j][i].
-static inline void feature_mix(const float *matrix, const float *earlier, const float *factors, float *out) {
+static inline void channel_mix(const float *matrix, const float *earlier, const float *factors, float *out) {
     Row weight[kChunk], k[kChunk], total[kChunk];
     for (int t = 0; t < kChunk; ++t) {
         for (int v = 0; v < kVecs; ++v) weight[t].x[v] = broadcast(1.0f);
@@ -197,8 +197,8 @@ static inline void feature_mix(const float *matrix, const float *earlier, const 
 // The gradients that pairs inside the chunk send back to earlier_j and to the decay of each token:
 //     out_j      = sum over i >= j of matrix_ji * weight_ij * later_i
 //     gradient_t = sum over j < t <= i of matrix_ji * weight_ij * later_i * earlier_j    (null: not wanted)
-static inline void feature_mix_back(const float *matrix, const float *later, const float *earlier,
-                                    const float *factors, float *out, float *gradient) {
+static inline void channel_mix_back(const float *matrix, const float *later, const float *earlier, const float *factors,
+                                    float *out, float *gradient) {
     Row q[kChunk], k[kChunk], total[kChunk], suffix[kChunk];
     for (int t = 0; t < kChunk; ++t) {
         q[t] = load_row(later, t);
@@ -221,12 +221,12 @@ static inline void feature_mix_back(const float *matrix, const float *later, con
             }
         }
         if (gradient) {
-            Row behind = {};
+            Row after = {};
             for (int i = end - 1; i >= middle; --i) {
                 Row sum = {};
                 for (int j = start; j < middle; ++j) sum = sum + matrix[j * kPanel + i] * k[j];
-                behind = behind + q[i] * sum;
-                store_row(gradient, i, load_row(gradient, i) + behind);
+                after = after + q[i] * sum;
+                store_row(gradient, i, load_row(gradient, i) + after);
             }
         }
         for (int j = start; j < middle; ++j) suffix[j] = suffix[j] * total[middle];

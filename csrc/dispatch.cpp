@@ -76,40 +76,40 @@ const Kernels &kernels() { return *builds[current.load(std::memory_order_relaxed
 
 void expect_results(const fulmen_attention_forward_call &call) {
     const fulmen_problem &p = call.problem;
-    prefer_huge_pages(call.output, p.batch, p.tokens, p.heads, p.value_features);
+    prefer_huge_pages(call.output, p.batch, p.tokens, p.heads, p.value_size);
 }
 void expect_results(const fulmen_attention_backward_call &call) {
     const fulmen_problem &p = call.problem;
-    prefer_huge_pages(call.dq, p.batch, p.tokens, p.query_heads, p.key_features);
-    prefer_huge_pages(call.dk, p.batch, p.tokens, p.key_heads, p.key_features);
-    prefer_huge_pages(call.dv, p.batch, p.tokens, p.value_heads, p.value_features);
-    if (p.decay_form == FULMEN_DECAY_FEATURE)
-        prefer_huge_pages(call.ddecay, p.batch, p.tokens, p.heads, p.key_features);
-    prefer_huge_pages(call.ddecay_v, p.batch, p.tokens, p.heads, p.value_features);
+    prefer_huge_pages(call.dq, p.batch, p.tokens, p.query_heads, p.key_size);
+    prefer_huge_pages(call.dk, p.batch, p.tokens, p.key_heads, p.key_size);
+    prefer_huge_pages(call.dv, p.batch, p.tokens, p.value_heads, p.value_size);
+    if (p.decay_form == FULMEN_DECAY_CHANNEL)
+        prefer_huge_pages(call.dlog_decay, p.batch, p.tokens, p.heads, p.key_size);
+    prefer_huge_pages(call.dlog_decay_v, p.batch, p.tokens, p.heads, p.value_size);
 }
 void expect_results(const fulmen_states_forward_call &call) {
     const fulmen_problem &p = call.problem;
     const int64_t chunks = (p.tokens + call.chunk_size - 1) / call.chunk_size;
     const fulmen_tensor states = {call.states, FULMEN_FLOAT32, call.stride_batch, call.stride_chunk, call.stride_head};
-    prefer_huge_pages(states, p.batch, chunks + 1, p.heads, p.key_features * p.value_features);
+    prefer_huge_pages(states, p.batch, chunks + 1, p.heads, p.key_size * p.value_size);
 }
 void expect_results(const fulmen_states_backward_call &call) {
     const fulmen_problem &p = call.problem;
-    prefer_huge_pages(call.dk, p.batch, p.tokens, p.key_heads, p.key_features);
-    prefer_huge_pages(call.dv, p.batch, p.tokens, p.value_heads, p.value_features);
+    prefer_huge_pages(call.dk, p.batch, p.tokens, p.key_heads, p.key_size);
+    prefer_huge_pages(call.dv, p.batch, p.tokens, p.value_heads, p.value_size);
 }
 
-void expect_results(const fulmen_gate_forward_call &call) {
-    const fulmen_gate_problem &p = call.problem;
-    prefer_huge_pages(call.output, p.batch, p.queries, p.heads, p.value_features);
-    prefer_huge_pages(p.qkv, p.batch, p.queries, p.heads, p.value_features);
+void expect_results(const fulmen_output_gate_forward_call &call) {
+    const fulmen_output_gate_problem &p = call.problem;
+    prefer_huge_pages(call.output, p.batch, p.queries, p.heads, p.value_size);
+    prefer_huge_pages(p.qkv, p.batch, p.queries, p.heads, p.value_size);
 }
-void expect_results(const fulmen_gate_backward_call &call) {
-    const fulmen_gate_problem &p = call.problem;
-    prefer_huge_pages(call.dq, p.batch, p.queries, p.heads, p.key_features);
-    prefer_huge_pages(call.dk, p.batch, p.keys, p.heads, p.key_features);
-    prefer_huge_pages(call.dv, p.batch, p.keys, p.heads, p.value_features);
-    prefer_huge_pages(call.dg, p.batch, p.queries, p.heads, p.value_features);
+void expect_results(const fulmen_output_gate_backward_call &call) {
+    const fulmen_output_gate_problem &p = call.problem;
+    prefer_huge_pages(call.dq, p.batch, p.queries, p.heads, p.key_size);
+    prefer_huge_pages(call.dk, p.batch, p.keys, p.heads, p.key_size);
+    prefer_huge_pages(call.dv, p.batch, p.keys, p.heads, p.value_size);
+    prefer_huge_pages(call.dgate, p.batch, p.queries, p.heads, p.value_size);
 }
 
 template <class Call>
@@ -138,10 +138,12 @@ const char *fulmen_error_text(int64_t status) {
     switch (status) {
         case FULMEN_OK: return "no error";
         case FULMEN_BAD_VERSION: return "the struct belongs to another version of the interface";
-        case FULMEN_BAD_SIZE: return "a size is out of range (features must be 1 to 512, chunk_size at least 1)";
+        case FULMEN_BAD_SIZE: return "a size is out of range (D, E and ranks must be 1 to 512, chunk_size at least 1)";
         case FULMEN_BAD_HEADS: return "query_heads, key_heads and value_heads must each divide heads";
-        case FULMEN_BAD_DTYPE: return "a dtype is unknown or does not fit: inputs share one, results have it or float32";
-        case FULMEN_BAD_DECAY: return "the form of decay or decay_v is unknown, or its gradient is asked without it";
+        case FULMEN_BAD_DTYPE:
+            return "a dtype is unknown or does not fit: inputs share one, results have it or float32";
+        case FULMEN_BAD_DECAY:
+            return "the form of log_decay or log_decay_v is unknown, or its gradient is requested without it";
         case FULMEN_BAD_SEQUENCES: return "cu_seqlens must rise from 0 to N, with batch = 1; lengths must be 0 to M";
         case FULMEN_BAD_OPTION: return "schedule or split is unknown, or threads is below 1";
         case FULMEN_MISSING_TENSOR: return "a tensor that the call needs is absent";
@@ -190,17 +192,17 @@ int64_t fulmen_tpa_decode_workspace(const fulmen_tpa_decode_call *call) {
     return measure(call, kernels().tpa_decode_workspace);
 }
 
-int64_t fulmen_gate_forward(const fulmen_gate_forward_call *call) {
-    return run(call, kernels().gate_forward, kernels().gate_forward_workspace);
+int64_t fulmen_output_gate_forward(const fulmen_output_gate_forward_call *call) {
+    return run(call, kernels().output_gate_forward, kernels().output_gate_forward_workspace);
 }
-int64_t fulmen_gate_backward(const fulmen_gate_backward_call *call) {
-    return run(call, kernels().gate_backward, kernels().gate_backward_workspace);
+int64_t fulmen_output_gate_backward(const fulmen_output_gate_backward_call *call) {
+    return run(call, kernels().output_gate_backward, kernels().output_gate_backward_workspace);
 }
-int64_t fulmen_gate_forward_workspace(const fulmen_gate_forward_call *call) {
-    return measure(call, kernels().gate_forward_workspace);
+int64_t fulmen_output_gate_forward_workspace(const fulmen_output_gate_forward_call *call) {
+    return measure(call, kernels().output_gate_forward_workspace);
 }
-int64_t fulmen_gate_backward_workspace(const fulmen_gate_backward_call *call) {
-    return measure(call, kernels().gate_backward_workspace);
+int64_t fulmen_output_gate_backward_workspace(const fulmen_output_gate_backward_call *call) {
+    return measure(call, kernels().output_gate_backward_workspace);
 }
 
 int64_t fulmen_isa_count(void) { return build_count; }
@@ -222,9 +224,12 @@ int64_t fulmen_fma_burst(int64_t rounds, int64_t threads) {
         int64_t rounds;
         std::atomic<int64_t> flops;
     } burst{rounds, {0}};
-    run_tasks(threads, threads, [](void *context, int64_t, int64_t) {
-        Burst &b = *(Burst *)context;
-        b.flops += kernels().fma_burst(b.rounds);
-    }, &burst);
+    run_tasks(
+        threads, threads,
+        [](void *context, int64_t, int64_t) {
+            Burst &b = *(Burst *)context;
+            b.flops += kernels().fma_burst(b.rounds);
+        },
+        &burst);
     return burst.flops;
 }

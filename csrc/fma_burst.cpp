@@ -5,7 +5,8 @@
 namespace fulmen {
 namespace FULMEN_ISA {
 
-// Runs `rounds` rounds of independent multiply-adds in registers, and returns how many floating-point operations it did.
+// Runs `rounds` rounds of independent multiply-adds in registers, and returns how many floating-point operations it
+// did.
 int64_t fma_burst(int64_t rounds) {
     constexpr int kChains = 12;  // more than latency times throughput, and all in registers
     Vec chain[kChains], factor = broadcast(0.999f), addend = broadcast(1e-3f);

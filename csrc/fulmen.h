@@ -1,11 +1,11 @@
-/* Fulmen's CPU core: linear attention behind a plain C interface.
+/* Fulmen's CPU core: linear attention under a plain C interface.
  *
  *     S_t = diag(exp(a_t)) S_{t-1} diag(exp(c_t)) + k_t v_t^T        S is D x E, per sample and head
  *     o_t = scale * q_t^T S_t
  *
  * One struct describes one call. Every field is 8 bytes wide, so that a struct is a plain sequence of 64-bit words
  * (pointers, int64, one double) and a caller without a C compiler can pack it directly. Strides count elements, not
- * bytes. A tensor whose data is NULL is absent. The feature dimension of every tensor is dense.
+ * bytes. A tensor whose data is NULL is absent. The channel dimension of every tensor is dense.
  *
  * Every call returns FULMEN_OK or a code that fulmen_error_text explains; an invalid struct writes nothing.
  * Calls are thread-safe as long as they do not share a workspace or an output.
@@ -26,23 +26,23 @@ extern "C" {
 #endif
 
 #define FULMEN_ABI_VERSION 2
-#define FULMEN_MAX_FEATURES 512 /* D and E run from 1 to this */
+#define FULMEN_MAX_SIZE 512 /* D and E run from 1 to this */
 
 enum fulmen_dtype { FULMEN_FLOAT32 = 0, FULMEN_BFLOAT16 = 1, FULMEN_FLOAT16 = 2 };
 
-/* What the key-axis decay varies over. The value-axis decay is NONE or FEATURE. */
+/* What the key-axis decay varies over. The value-axis decay is NONE or CHANNEL. */
 enum fulmen_decay_form {
     FULMEN_DECAY_NONE = 0,
     FULMEN_DECAY_HEAD = 1,   /* [H]          only stride_head is read */
     FULMEN_DECAY_TOKEN = 2,  /* [B, N, H]    */
-    FULMEN_DECAY_FEATURE = 3 /* [B, N, H, D] */
+    FULMEN_DECAY_CHANNEL = 3 /* [B, N, H, D] */
 };
 
 enum fulmen_schedule {
     FULMEN_AUTO = 0,
     FULMEN_RECURRENT = 1, /* token by token */
-    FULMEN_LOOP = 2,      /* chunk by chunk, N never cut */
-    FULMEN_PARALLEL = 3,  /* N cut into segments: summarise, fold, run (unless deterministic) */
+    FULMEN_LOOP = 2,      /* chunk by chunk, N is never partitioned */
+    FULMEN_PARALLEL = 3,  /* N partitioned into segments: summarise, fold, run (unless deterministic) */
     FULMEN_RECOMPUTE = 4  /* as AUTO: the backward never keeps states of the forward */
 };
 
@@ -60,7 +60,7 @@ enum fulmen_status {
     FULMEN_SMALL_WORKSPACE = 10
 };
 
-/* [B, N, heads, features]; an absent dimension has stride 0. */
+/* [B, N, heads, channels]; an absent dimension has stride 0. */
 typedef struct {
     void *data;
     int64_t dtype;
@@ -87,19 +87,19 @@ typedef struct {
     int64_t query_heads;
     int64_t key_heads;
     int64_t value_heads;
-    int64_t key_features;      /* D */
-    int64_t value_features;    /* E */
+    int64_t key_size;          /* D */
+    int64_t value_size;        /* E */
     int64_t sequences;         /* S, or 0 when not packed */
     const int64_t *cu_seqlens; /* S + 1 offsets from 0 to N, non-decreasing; NULL when not packed */
     int64_t schedule;
-    int64_t deterministic; /* nonzero: N is never cut, so bits do not depend on the number of threads */
+    int64_t deterministic; /* nonzero: N is never partitioned, so bits do not depend on the number of threads */
     int64_t threads;       /* at least 1 */
     int64_t decay_form;
     int64_t decay_v_form;
     double scale;
-    fulmen_tensor q, k, v; /* one dtype */
-    fulmen_tensor decay;   /* natural logarithms; each of the two has its own dtype */
-    fulmen_tensor decay_v;
+    fulmen_tensor q, k, v;   /* one dtype */
+    fulmen_tensor log_decay; /* natural logarithms; each of the two has its own dtype */
+    fulmen_tensor log_decay_v;
     fulmen_state initial_state; /* optional */
     void *workspace;            /* 64-byte aligned; its contents before and after the call do not matter */
     int64_t workspace_bytes;    /* at least what the call's workspace function returns */
@@ -113,12 +113,12 @@ typedef struct {
 
 typedef struct {
     fulmen_problem problem;
-    fulmen_tensor grad_output; /* optional; q's dtype or float32 */
-    fulmen_state grad_state;   /* optional: the gradient of the final state */
-    fulmen_tensor dq, dk, dv;  /* shaped as q, k, v; q's dtype or float32; any of them may be absent */
-    fulmen_tensor ddecay;      /* optional, float32, shaped as decay ([H]: summed over B and N) */
-    fulmen_tensor ddecay_v;    /* optional, float32, shaped as decay_v */
-    fulmen_state dinitial;     /* optional */
+    fulmen_tensor grad_output;  /* optional; q's dtype or float32 */
+    fulmen_state grad_state;    /* optional: the gradient of the final state */
+    fulmen_tensor dq, dk, dv;   /* shaped as q, k, v; q's dtype or float32; any of them may be absent */
+    fulmen_tensor dlog_decay;   /* optional, float32, shaped as log_decay ([H]: summed over B and N) */
+    fulmen_tensor dlog_decay_v; /* optional, float32, shaped as log_decay_v */
+    fulmen_state dinitial;      /* optional */
 } fulmen_attention_backward_call;
 
 /* chunk_states: problem.q is ignored (query_heads = heads), scale too. `states` is [B, H, chunks + 1, D, E] float32
@@ -144,11 +144,11 @@ typedef struct {
     int64_t grad_stride_batch;
     int64_t grad_stride_head;
     int64_t grad_stride_chunk;
-    fulmen_tensor dk, dv, ddecay, ddecay_v; /* as in the attention backward */
+    fulmen_tensor dk, dv, dlog_decay, dlog_decay_v; /* as in the attention backward */
     fulmen_state dinitial;
 } fulmen_states_backward_call;
 
-/* One token: tensors are [B, heads, features] (stride_token is ignored), decay is [H], [B, H] or [B, H, D].
+/* One token: tensors are [B, heads, channels] (stride_token is ignored), log_decay is [H], [B, H] or [B, H, D].
  * The state is updated in place and must have D or E dense. Needs no workspace. */
 typedef struct {
     int64_t abi_version;
@@ -157,13 +157,13 @@ typedef struct {
     int64_t query_heads;
     int64_t key_heads;
     int64_t value_heads;
-    int64_t key_features;
-    int64_t value_features;
+    int64_t key_size;
+    int64_t value_size;
     int64_t threads;
     int64_t decay_form; /* HEAD and TOKEN both mean one value per head; stride_batch = 0 when it is [H] */
     int64_t decay_v_form;
     double scale;
-    fulmen_tensor q, k, v, decay, decay_v;
+    fulmen_tensor q, k, v, log_decay, log_decay_v;
     fulmen_state state;
     fulmen_tensor output; /* [B, H, E], q's dtype or float32 */
 } fulmen_step_call;
@@ -186,55 +186,55 @@ typedef struct {
     int64_t batch;
     int64_t tokens; /* M */
     int64_t heads;
-    int64_t query_rank; /* the ranks R, Rk and Rv run from 1 to FULMEN_MAX_FEATURES, as do the features */
+    int64_t query_rank; /* the ranks R, Rk and Rv run from 1 to FULMEN_MAX_SIZE, as do D and E */
     int64_t key_rank;
     int64_t value_rank;
-    int64_t key_features;
-    int64_t value_features;
-    const int64_t *lengths; /* [B], each 0 to M, or NULL: all M; tokens behind the end are not read */
+    int64_t key_size;
+    int64_t value_size;
+    const int64_t *lengths; /* [B], each 0 to M, or NULL: all M; tokens after the end are not read */
     int64_t split;
     int64_t round_weights; /* nonzero: for bfloat16 factors the weights of the values may be rounded to it */
     int64_t threads;
     double scale;
     fulmen_tensor aq, ak, av; /* [B, M or 1, H, rank], one dtype for all six factors */
-    fulmen_tensor bq, bk, bv; /* [B, M or 1, rank, features]: stride_head leads to the next rank */
+    fulmen_tensor bq, bk, bv; /* [B, M or 1, rank, channels]: stride_head leads to the next rank */
     void *workspace;
     int64_t workspace_bytes;
     fulmen_tensor output; /* [B, 1, H, E], the factors' dtype or float32 */
 } fulmen_tpa_decode_call;
-/* The output gate: o = g (q kv), kv = sum over the M keys of k v^T; nothing is causal, and all have H heads.
+/* The output gate: o = gate (q kv), kv = sum over the M keys of k v^T; nothing is causal, and all have H heads.
  * kv and qkv = q kv are written by the forward where they are present. The backward reads those that are present, and
- * computes the others again. */
+ * recomputes the others. */
 typedef struct {
     int64_t abi_version;
     int64_t batch;
     int64_t queries; /* N */
     int64_t keys;    /* M */
     int64_t heads;
-    int64_t key_features;
-    int64_t value_features;
-    int64_t deterministic; /* nonzero: N and M are never cut, so bits do not depend on B and H */
+    int64_t key_size;
+    int64_t value_size;
+    int64_t deterministic; /* nonzero: N and M are never partitioned, so bits do not depend on B and H */
     int64_t threads;
-    fulmen_tensor q; /* [B, N, H, D]; q, k, v, g share one dtype */
-    fulmen_tensor k; /* [B, M, H, D] */
-    fulmen_tensor v; /* [B, M, H, E] */
-    fulmen_tensor g; /* [B, N, H, E] */
-    fulmen_state kv;   /* optional */
-    fulmen_tensor qkv; /* optional, [B, N, H, E], float32 */
-    void *workspace;   /* as in fulmen_problem */
+    fulmen_tensor q;    /* [B, N, H, D]; q, k, v, gate share one dtype */
+    fulmen_tensor k;    /* [B, M, H, D] */
+    fulmen_tensor v;    /* [B, M, H, E] */
+    fulmen_tensor gate; /* [B, N, H, E] */
+    fulmen_state kv;    /* optional */
+    fulmen_tensor qkv;  /* optional, [B, N, H, E], float32 */
+    void *workspace;    /* as in fulmen_problem */
     int64_t workspace_bytes;
-} fulmen_gate_problem;
+} fulmen_output_gate_problem;
 
 typedef struct {
-    fulmen_gate_problem problem;
+    fulmen_output_gate_problem problem;
     fulmen_tensor output; /* [B, N, H, E], q's dtype or float32 */
-} fulmen_gate_forward_call;
+} fulmen_output_gate_forward_call;
 
 typedef struct {
-    fulmen_gate_problem problem;
-    fulmen_tensor grad_output;    /* q's dtype or float32 */
-    fulmen_tensor dq, dk, dv, dg; /* shaped as q, k, v, g; q's dtype or float32 */
-} fulmen_gate_backward_call;
+    fulmen_output_gate_problem problem;
+    fulmen_tensor grad_output;       /* q's dtype or float32 */
+    fulmen_tensor dq, dk, dv, dgate; /* shaped as q, k, v, gate; q's dtype or float32 */
+} fulmen_output_gate_backward_call;
 
 FULMEN_API int64_t fulmen_abi_version(void);
 FULMEN_API const char *fulmen_error_text(int64_t status);
@@ -253,18 +253,18 @@ FULMEN_API int64_t fulmen_states_forward_workspace(const fulmen_states_forward_c
 FULMEN_API int64_t fulmen_states_backward_workspace(const fulmen_states_backward_call *call);
 FULMEN_API int64_t fulmen_tpa_decode_workspace(const fulmen_tpa_decode_call *call);
 
-FULMEN_API int64_t fulmen_gate_forward(const fulmen_gate_forward_call *call);
-FULMEN_API int64_t fulmen_gate_backward(const fulmen_gate_backward_call *call);
-FULMEN_API int64_t fulmen_gate_forward_workspace(const fulmen_gate_forward_call *call);
-FULMEN_API int64_t fulmen_gate_backward_workspace(const fulmen_gate_backward_call *call);
+FULMEN_API int64_t fulmen_output_gate_forward(const fulmen_output_gate_forward_call *call);
+FULMEN_API int64_t fulmen_output_gate_backward(const fulmen_output_gate_backward_call *call);
+FULMEN_API int64_t fulmen_output_gate_forward_workspace(const fulmen_output_gate_forward_call *call);
+FULMEN_API int64_t fulmen_output_gate_backward_workspace(const fulmen_output_gate_backward_call *call);
 
 /* ISA builds inside this library, best first: fulmen_isa_name(0 .. fulmen_isa_count() - 1). At load the first that
  * this machine supports is chosen, or the one named by the environment variable FULMEN_ISA. */
 FULMEN_API int64_t fulmen_isa_count(void);
 FULMEN_API const char *fulmen_isa_name(int64_t index);
-FULMEN_API int64_t fulmen_isa_supported(int64_t index); /* 1 when this machine has the instructions */
-FULMEN_API int64_t fulmen_isa_current(void);            /* index of the build in use */
-FULMEN_API int64_t fulmen_isa_select(int64_t index);    /* returns 1, or 0 when the machine lacks the instructions */
+FULMEN_API int64_t fulmen_isa_supported(int64_t index);  /* 1 when this machine has the instructions */
+FULMEN_API int64_t fulmen_isa_current(void);             /* index of the build in use */
+FULMEN_API int64_t fulmen_isa_select(int64_t index);     /* returns 1, or 0 when the machine lacks the instructions */
 FULMEN_API int64_t fulmen_isa_self_check(int64_t index); /* 1 when a small forward and backward come out right */
 FULMEN_API int64_t fulmen_has_openmp(void);
 

@@ -1,40 +1,17 @@
-// Matrix products on one storage format, knowing nothing of attention.
+// Products of matrices in panels, knowing nothing of attention. The left factor may be read as it stands or transposed;
+// the right factor always supplies its rows, from a panel or from the caller's memory.
 //
-// A matrix is kept in panels of 16 columns: element (r, c) stands at data[(c / 16) * stride + 16 * r + c % 16], and all
-// sizes are padded to multiples of 16. A panel is dense, so a column slice never maps to a few cache sets only, and
-// within a 16 x 16 block every offset is a compile-time constant. The left factor may be read as it stands or
-// transposed; the right factor always supplies its rows, from a panel or from the caller's memory.
-//
-// An element of a factor is a float, or a pair of bfloat16 that are neighbours along the axis that is summed over: 4 bytes
-// either way, so that only the multiply-add knows the difference, and pairs halve the depth. Results are floats.
+// An element of a factor is a float, or a pair of bfloat16 that are neighbours along the axis that is summed over: 4
+// bytes either way, so that only the multiply-add knows the difference, and pairs halve the depth. Results are floats.
 //
 // Each element of a product is one chain of multiply-adds in the order of depth, whatever the tile: how the work is
 // split over rows and columns never changes a bit.
 #pragma once
 
-#include "simd.h"
+#include "panels.h"
 
 namespace fulmen {
 namespace FULMEN_ISA {
-
-constexpr int kPanel = 16;
-constexpr int kBlock = kPanel * kPanel;
-
-FULMEN_INLINE int64_t padded(int64_t n) { return (n + kPanel - 1) / kPanel * kPanel; }
-
-template <class Element> struct PanelsOf {
-    Element *data;
-    int64_t stride;
-    Element *panel(int64_t p) const { return data + p * stride; }
-    Element *at(int64_t row, int64_t column) const { return panel(column / kPanel) + row * kPanel + column % kPanel; }
-};
-typedef PanelsOf<float> Panels;
-
-// One cache line between panels, or panels of 128 rows would all start in the same cache set.
-FULMEN_INLINE int64_t panel_stride(int64_t rows) { return padded(rows) * kPanel + kPanel; }
-FULMEN_INLINE int64_t panels_size(int64_t rows, int64_t columns) {
-    return padded(columns) / kPanel * panel_stride(rows);
-}
 
 // The left factor, as stored. rows(b) is where row block b begins, next_depth() leads to the next 16 of its columns.
 template <class Element_> struct AsStoredOf {

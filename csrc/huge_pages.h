@@ -5,7 +5,7 @@
 
 namespace fulmen {
 
-// Asks for huge pages behind [B, N, heads, features] where that is worth a system call; a hint, never an error.
-void prefer_huge_pages(const fulmen_tensor &x, int64_t batch, int64_t tokens, int64_t heads, int64_t features);
+// Requests huge pages for [B, N, heads, channels] where that is worth a system call; a hint, never an error.
+void prefer_huge_pages(const fulmen_tensor &x, int64_t batch, int64_t tokens, int64_t heads, int64_t size);
 
 }  // namespace fulmen

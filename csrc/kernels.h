@@ -18,10 +18,10 @@ struct Kernels {
     int64_t (*fma_burst)(int64_t rounds);
     int64_t (*tpa_decode)(const fulmen_tpa_decode_call &);
     int64_t (*tpa_decode_workspace)(const fulmen_tpa_decode_call &);
-    int64_t (*gate_forward)(const fulmen_gate_forward_call &);
-    int64_t (*gate_backward)(const fulmen_gate_backward_call &);
-    int64_t (*gate_forward_workspace)(const fulmen_gate_forward_call &);
-    int64_t (*gate_backward_workspace)(const fulmen_gate_backward_call &);
+    int64_t (*output_gate_forward)(const fulmen_output_gate_forward_call &);
+    int64_t (*output_gate_backward)(const fulmen_output_gate_backward_call &);
+    int64_t (*output_gate_forward_workspace)(const fulmen_output_gate_forward_call &);
+    int64_t (*output_gate_backward_workspace)(const fulmen_output_gate_backward_call &);
 };
 
 #ifdef FULMEN_ISA
@@ -38,10 +38,10 @@ int64_t states_backward_workspace(const fulmen_states_backward_call &);
 int64_t fma_burst(int64_t rounds);
 int64_t tpa_decode(const fulmen_tpa_decode_call &);
 int64_t tpa_decode_workspace(const fulmen_tpa_decode_call &);
-int64_t gate_forward(const fulmen_gate_forward_call &);
-int64_t gate_backward(const fulmen_gate_backward_call &);
-int64_t gate_forward_workspace(const fulmen_gate_forward_call &);
-int64_t gate_backward_workspace(const fulmen_gate_backward_call &);
+int64_t output_gate_forward(const fulmen_output_gate_forward_call &);
+int64_t output_gate_backward(const fulmen_output_gate_backward_call &);
+int64_t output_gate_forward_workspace(const fulmen_output_gate_forward_call &);
+int64_t output_gate_backward_workspace(const fulmen_output_gate_backward_call &);
 }  // namespace FULMEN_ISA
 #endif
 

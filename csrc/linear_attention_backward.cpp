@@ -15,9 +15,7 @@ bool shares_heads(const fulmen_problem &p) {
     return p.query_heads < p.heads || p.key_heads < p.heads || p.value_heads < p.heads;
 }
 
-int64_t chunks_of(int64_t tokens) { return (tokens + kChunk - 1) / kChunk; }
-
-bool wants_decays(const fulmen_attention_backward_call &call) { return call.ddecay.data || call.ddecay_v.data; }
+bool wants_decays(const fulmen_attention_backward_call &call) { return call.dlog_decay.data || call.dlog_decay_v.data; }
 bool wants_first_walk(const fulmen_attention_backward_call &call) { return call.dq.data || wants_decays(call); }
 bool wants_second_walk(const fulmen_attention_backward_call &call) {
     return call.dk.data || call.dv.data || call.dinitial.data || wants_decays(call);
@@ -30,7 +28,7 @@ struct Segment {
 };
 
 // One head's way through both walks. All it needs stands in one piece of workspace, since heads that share inputs
-// take turns stretch by stretch. `longest` is the most tokens that it will have.
+// take turns segment by segment. `longest` is the most tokens that it will have.
 class HeadBackward {
 public:
     HeadBackward(Arena &arena, const fulmen_attention_backward_call &call, int64_t longest)
@@ -38,11 +36,11 @@ public:
           restarts(wants_decays(call)),
           has_first_walk(wants_first_walk(call)),
           has_second_walk(wants_second_walk(call)),
-          worker(arena, call.problem, call.ddecay.data, call.ddecay_v.data) {
+          worker(arena, call.problem, call.dlog_decay.data, call.dlog_decay_v.data) {
         most_kept = shares_heads(p) ? kMostKeptWhenShared : kMostKept;
         const int64_t states = smaller(most_kept, (chunks_of(longest) + kLeastSpacing - 1) / kLeastSpacing);
-        if (restarts) kept = arena.floats(states * panels_size(p.key_features, p.value_features));
-        if (call.ddecay.data && p.decay_form == FULMEN_DECAY_HEAD) per_token = arena.floats(longest);
+        if (restarts) kept = arena.floats(states * panels_size(p.key_size, p.value_size));
+        if (call.dlog_decay.data && p.decay_form == FULMEN_DECAY_HEAD) per_token = arena.floats(longest);
     }
 
     void start(const fulmen_attention_backward_call &call, int64_t index) {
@@ -56,42 +54,32 @@ public:
         entering = segment.state;
         entering_gradient = segment.grad_state;
         const int64_t h = index % p.heads;
-        worker.start(head_of(p, s, h, 0), s.tokens);
+        worker.start(head_of(p, s, h, 0));
         HeadGradients &out = worker.out;
         out.output = rows_of(call.grad_output, s.batch, h).from(s.first, 0);
         out.q = rows_of(call.dq, s.batch, h / (p.heads / p.query_heads)).from(s.first, 0);
         out.k = rows_of(call.dk, s.batch, h / (p.heads / p.key_heads)).from(s.first, 0);
         out.v = rows_of(call.dv, s.batch, h / (p.heads / p.value_heads)).from(s.first, 0);
-        out.decay = per_token ? Rows{(char *)per_token, FULMEN_FLOAT32, 1}
-                              : rows_of(call.ddecay, s.batch, h).from(s.first, 0);
-        out.decay_v = rows_of(call.ddecay_v, s.batch, h).from(s.first, 0);
+        out.log_decay = per_token ? Rows{(char *)per_token, FULMEN_FLOAT32, 1}
+                                  : rows_of(call.dlog_decay, s.batch, h).from(s.first, 0);
+        out.log_decay_v = rows_of(call.dlog_decay_v, s.batch, h).from(s.first, 0);
         initial = matrix_of(p.initial_state, s.state, h);
         grad_final = matrix_of(call.grad_state, s.state, h);
-        // Not by its first token: behind an empty segment, the next one starts at the same.
+        // Not by its first token: after an empty segment, the next one starts at the same.
         if (segment.index == 0) dinitial = matrix_of(call.dinitial, s.state, h);
         const bool starts_empty = !p.initial_state.data && segment.first == 0;
-        worker.key_gradient.start(out.decay, starts_empty);
-        worker.value_gradient.start(out.decay_v, starts_empty);
+        worker.key_gradient.start(out.log_decay, starts_empty);
+        worker.value_gradient.start(out.log_decay_v, starts_empty);
     }
 
     // The segment's own state, or gradient of the state, from nothing.
     void summarise(Summary &state) {
-        load_state(Matrix{}, p.key_features, p.value_features, worker.state);
-        state.begin();
-        for (int64_t t = 0; t < s.tokens; t += kChunk) {
-            worker.advance(t, smaller<int64_t>(kChunk, s.tokens - t));
-            state.pass(worker.key, worker.value);
-        }
-        state.keep(worker.state);
+        state.summarise(worker, chunks_of(s.tokens), [&](int64_t chunk) { worker.advance(chunk * kChunk, s.tokens); });
     }
     void summarise_gradient(Summary &grad_state) {
-        load_state(Matrix{}, p.key_features, p.value_features, worker.state);
-        grad_state.begin();
-        for (int64_t chunk = chunks_of(s.tokens) - 1; chunk >= 0; --chunk) {
-            worker.retreat(chunk * kChunk, smaller<int64_t>(kChunk, s.tokens - chunk * kChunk));
-            grad_state.pass(worker.key, worker.value);
-        }
-        grad_state.keep(worker.state);
+        const int64_t chunks = chunks_of(s.tokens);
+        grad_state.summarise(worker, chunks,
+                             [&](int64_t chunk) { worker.retreat((chunks - 1 - chunk) * kChunk, s.tokens); });
     }
 
     void walk_right(int64_t first, int64_t last) {
@@ -100,8 +88,7 @@ public:
         last = smaller(last, s.tokens);
         for (int64_t t = first; t < last; t += kChunk) {
             worker.walk_right(t, smaller<int64_t>(kChunk, s.tokens - t));
-            if (restarts && is_kept(t / kChunk))
-                memcpy(kept_state(t / kChunk).data, worker.state.data, state_bytes());
+            if (restarts && is_kept(t / kChunk)) memcpy(kept_state(t / kChunk).data, worker.state.data, state_bytes());
         }
     }
 
@@ -113,8 +100,7 @@ public:
             if (restarts && is_kept(chunk)) restart(kept_state(chunk));
             worker.walk_left(chunk * kChunk, smaller<int64_t>(kChunk, s.tokens - chunk * kChunk));
         }
-        if (first == 0 && dinitial.present())
-            store_state(worker.state, p.key_features, p.value_features, dinitial);
+        if (first == 0 && dinitial.present()) store_state(worker.state, p.key_size, p.value_size, dinitial);
     }
 
     Panels enter_state() {
@@ -132,19 +118,18 @@ public:
 
 private:
     void enter(const Summary *summary, Matrix given) {
-        summary ? summary->restore(worker.state) : load_state(given, p.key_features, p.value_features, worker.state);
+        summary ? summary->restore(worker.state) : load_state(given, p.key_size, p.value_size, worker.state);
     }
     bool is_kept(int64_t chunk) const { return (chunk + 1) % spacing == 0 || chunk + 1 == chunks_of(s.tokens); }
-    int64_t state_bytes() const { return 4 * panels_size(p.key_features, p.value_features); }
+    int64_t state_bytes() const { return 4 * panels_size(p.key_size, p.value_size); }
     Panels kept_state(int64_t chunk) const {
-        return {kept + chunk / spacing * panels_size(p.key_features, p.value_features),
-                panel_stride(p.key_features)};
+        return {kept + chunk / spacing * panels_size(p.key_size, p.value_size), panel_stride(p.key_size)};
     }
     void restart(Panels at) {
         if (worker.key_gradient.wanted())
-            worker.key_gradient.restart(at, worker.state, p.key_features, p.value_features, Along::Keys);
+            worker.key_gradient.restart(at, worker.state, p.key_size, p.value_size, Along::Keys);
         if (worker.value_gradient.wanted())
-            worker.value_gradient.restart(at, worker.state, p.key_features, p.value_features, Along::Values);
+            worker.value_gradient.restart(at, worker.state, p.key_size, p.value_size, Along::Values);
     }
 
     const fulmen_problem &p;
@@ -162,27 +147,27 @@ struct Plan {
     SharedGradient dq, dk, dv;
     Plan(const fulmen_attention_backward_call &call)
         : longest(longest_sequence(call.problem)),
-          threads(useful_threads(call.problem, 10.0 * (double)call.problem.key_features * (double)call.problem.value_features)),
+          threads(useful_threads(call.problem, 10.0 * (double)call.problem.key_size * (double)call.problem.value_size)),
           heads(sequences_of(call.problem) * call.problem.heads),
-          dq{&call.dq, call.problem.query_heads, call.problem.key_features},
-          dk{&call.dk, call.problem.key_heads, call.problem.key_features},
-          dv{&call.dv, call.problem.value_heads, call.problem.value_features} {
+          dq{&call.dq, call.problem.query_heads, call.problem.key_size},
+          dk{&call.dk, call.problem.key_heads, call.problem.key_size},
+          dv{&call.dv, call.problem.value_heads, call.problem.value_size} {
         const fulmen_problem &p = call.problem;
         group = group_of(p, {&dq, &dk, &dv});
         segments = group > 1 ? 1 : segments_for(p, heads, threads);
         threads = larger<int64_t>(1, smaller(threads, larger<int64_t>(2, segments) * heads));
         Arena counting(nullptr);
         HeadBackward(counting, call, longest);
-        for (SharedGradient *x : {&dq, &dk, &dv}) x->reserve(counting, p, smaller(kStretch, longest));
+        for (SharedGradient *x : {&dq, &dk, &dv}) x->reserve(counting, p, smaller(kSharedSegment, longest));
         head_bytes = counting.bytes();
     }
     Teams teams(const fulmen_problem &p) const { return Teams(p, threads, group); }
-    double *sums;  // the decay gradient of each head and segment, over its tokens
+    double *sums;     // the decay gradient of each head and segment, over its tokens
     char *summaries;  // of the state and of its gradient, for each head and segment
-    char *memory;  // of each head that is walked at a time
+    char *memory;     // of each head that is walked at a time
     void reserve(Arena &arena, const fulmen_problem &p) {
         sums = (double *)arena.floats(2 * heads * segments);
-        if (segments > 1) summaries = (char *)arena.floats(2 * heads * segments * Summary::bytes(p, p.value_features) / 4);
+        if (segments > 1) summaries = (char *)arena.floats(2 * heads * segments * Summary::bytes(p, p.value_size) / 4);
         memory = (char *)arena.floats(teams(p).count * teams(p).heads * head_bytes / 4);
     }
 };
@@ -205,14 +190,14 @@ void walk_together(const fulmen_attention_backward_call &call, const Plan &plan,
             f(head, index);
         });
     };
-    for (int64_t first = 0; first < tokens; first += kStretch) {
-        const int64_t last = first + kStretch;
+    for (int64_t first = 0; first < tokens; first += kSharedSegment) {
+        const int64_t last = first + kSharedSegment;
         walk(first, [&](HeadBackward &head, int64_t) { head.walk_right(first, last); });
         plan.dq.sum(p, team, first, last);
     }
     for (int64_t index = team.first; index < team.first + team.heads; ++index) plan.sums[index] = 0;
-    for (int64_t first = (tokens - 1) / kStretch * kStretch; first >= 0; first -= kStretch) {
-        const int64_t last = first + kStretch;
+    for (int64_t first = (tokens - 1) / kSharedSegment * kSharedSegment; first >= 0; first -= kSharedSegment) {
+        const int64_t last = first + kSharedSegment;
         walk(first, [&](HeadBackward &head, int64_t index) {
             head.decay_sum() = plan.sums[index];
             head.walk_left(first, last);
@@ -242,10 +227,10 @@ void walk_alone(const fulmen_attention_backward_call &call, const Plan &plan) {
 // Segments of each head at once, when heads alone do not occupy the threads.
 void walk_segments(const fulmen_attention_backward_call &call, const Plan &plan) {
     const fulmen_problem &p = call.problem;
-    const int64_t segments = plan.segments, bytes = Summary::bytes(p, p.value_features);
+    const int64_t segments = plan.segments, bytes = Summary::bytes(p, p.value_size);
     auto summary_of = [&](int64_t part, bool gradient) {
         Arena arena(plan.summaries + (2 * part + gradient) * bytes);
-        return Summary(arena, p.key_features, p.value_features);
+        return Summary(arena, p.key_size, p.value_size);
     };
     auto segment_of = [&](int64_t part) {
         const int64_t n = sequence(p, part / segments / p.heads).tokens, g = part % segments;
@@ -258,15 +243,15 @@ void walk_segments(const fulmen_attention_backward_call &call, const Plan &plan)
         head.start(call, part / segments, segment);
         f(head);
     };
-    // Nobody asks what the last segment leaves to its right, nor the first one to its left.
+    // What the last segment leaves to its right is not needed, nor what the first one leaves to its left.
     parallel_for(plan.threads, 2 * plan.heads * segments, [&](int64_t task, int64_t worker) {
         const int64_t part = task / 2, g = part % segments;
         const bool gradient = task % 2;
-        if (g == (gradient ? 0 : segments - 1) || !(gradient ? wants_second_walk(call) : wants_first_walk(call))) return;
+        if (g == (gradient ? 0 : segments - 1) || !(gradient ? wants_second_walk(call) : wants_first_walk(call)))
+            return;
         Summary summary = summary_of(part, gradient);
-        with_head(part, worker, segment_of(part), [&](HeadBackward &head) {
-            gradient ? head.summarise_gradient(summary) : head.summarise(summary);
-        });
+        with_head(part, worker, segment_of(part),
+                  [&](HeadBackward &head) { gradient ? head.summarise_gradient(summary) : head.summarise(summary); });
     });
     parallel_for(plan.threads, plan.heads, [&](int64_t index, int64_t worker) {
         const int64_t first = index * segments;
@@ -274,7 +259,8 @@ void walk_segments(const fulmen_attention_backward_call &call, const Plan &plan)
             Panels state = head.enter_state();
             for (int64_t g = 0; g < segments && wants_first_walk(call); ++g) summary_of(first + g, false).fold(state);
             state = head.enter_gradient();
-            for (int64_t g = segments - 1; g >= 0 && wants_second_walk(call); --g) summary_of(first + g, true).fold(state);
+            for (int64_t g = segments - 1; g >= 0 && wants_second_walk(call); --g)
+                summary_of(first + g, true).fold(state);
         });
     });
     parallel_for(plan.threads, plan.heads * segments, [&](int64_t part, int64_t worker) {
@@ -315,7 +301,7 @@ int64_t attention_backward(const fulmen_attention_backward_call &call) {
         walk_segments(call, plan);
     else
         walk_alone(call, plan);
-    sum_over_sequences(p, plan.sums, call.ddecay);
+    sum_over_sequences(p, plan.sums, call.dlog_decay);
     return FULMEN_OK;
 }
 

@@ -1,5 +1,5 @@
 // The gradient of chunk_states: the backward's second walk without queries. The forward's result gives the state that
-// enters every chunk of the caller's, so nothing is computed again.
+// enters every chunk of the caller's, so nothing is recomputed.
 #include "backward_worker.h"
 #include "kernels.h"
 #include "shared_gradient.h"
@@ -14,9 +14,9 @@ public:
         : call(call),
           p(call.problem),
           chunks((p.tokens + call.chunk_size - 1) / call.chunk_size),
-          worker(arena, call.problem, call.ddecay.data, call.ddecay_v.data),
-          boundary(arena.panels(p.key_features, p.value_features)) {
-        if (call.ddecay.data && p.decay_form == FULMEN_DECAY_HEAD) per_token = arena.floats(p.tokens);
+          worker(arena, call.problem, call.dlog_decay.data, call.dlog_decay_v.data),
+          boundary(arena.panels(p.key_size, p.value_size)) {
+        if (call.dlog_decay.data && p.decay_form == FULMEN_DECAY_HEAD) per_token = arena.floats(p.tokens);
     }
 
     void start(int64_t index) {
@@ -24,19 +24,19 @@ public:
         h = index % p.heads;
         Head head = head_of(p, sequence(p, batch), h, 0);
         head.q = Rows{};
-        worker.start(head, p.tokens);
+        worker.start(head);
         HeadGradients &out = worker.out;
         out.k = rows_of(call.dk, batch, h / (p.heads / p.key_heads));
         out.v = rows_of(call.dv, batch, h / (p.heads / p.value_heads));
-        out.decay = per_token ? Rows{(char *)per_token, FULMEN_FLOAT32, 1} : rows_of(call.ddecay, batch, h);
-        out.decay_v = rows_of(call.ddecay_v, batch, h);
-        worker.key_gradient.start(out.decay, !p.initial_state.data);
-        worker.value_gradient.start(out.decay_v, !p.initial_state.data);
+        out.log_decay = per_token ? Rows{(char *)per_token, FULMEN_FLOAT32, 1} : rows_of(call.dlog_decay, batch, h);
+        out.log_decay_v = rows_of(call.dlog_decay_v, batch, h);
+        worker.key_gradient.start(out.log_decay, !p.initial_state.data);
+        worker.value_gradient.start(out.log_decay_v, !p.initial_state.data);
     }
 
-    void load_final_gradient() { load_state(grad_state(chunks), p.key_features, p.value_features, worker.state); }
+    void load_final_gradient() { load_state(grad_state(chunks), p.key_size, p.value_size, worker.state); }
 
-    // Tokens from `last` down to `first`, both of which are borders of stretches.
+    // Tokens from `last` down to `first`, both of which are boundaries of segments.
     void walk_left(int64_t first, int64_t last) {
         while (last > first) {
             const int64_t chunk = (last - 1) / call.chunk_size, start = chunk * call.chunk_size;
@@ -50,7 +50,7 @@ public:
 
     void store_initial_gradient() {
         const Matrix dinitial = matrix_of(call.dinitial, batch, h);
-        if (dinitial.present()) store_state(worker.state, p.key_features, p.value_features, dinitial);
+        if (dinitial.present()) store_state(worker.state, p.key_size, p.value_size, dinitial);
     }
 
     HeadGradients &out() { return worker.out; }
@@ -60,24 +60,24 @@ private:
     void restart(Matrix at) {
         const bool keys = worker.key_gradient.wanted(), values = worker.value_gradient.wanted();
         if (!keys && !values) return;
-        load_state(at, p.key_features, p.value_features, boundary);
-        if (keys) worker.key_gradient.restart(boundary, worker.state, p.key_features, p.value_features, Along::Keys);
-        if (values) worker.value_gradient.restart(boundary, worker.state, p.key_features, p.value_features, Along::Values);
+        load_state(at, p.key_size, p.value_size, boundary);
+        if (keys) worker.key_gradient.restart(boundary, worker.state, p.key_size, p.value_size, Along::Keys);
+        if (values) worker.value_gradient.restart(boundary, worker.state, p.key_size, p.value_size, Along::Values);
     }
     void add_gradient(Matrix gradient) {
-        load_state(gradient, p.key_features, p.value_features, boundary);
+        load_state(gradient, p.key_size, p.value_size, boundary);
         for (int64_t x = 0; x < worker.value.blocks(); ++x)
             for (int64_t y = 0; y < worker.key.blocks() * kBlock; y += kLanes)
                 store(worker.state.panel(x) + y, load(worker.state.panel(x) + y) + load(boundary.panel(x) + y));
     }
     Matrix state(int64_t c) const {
         return {(float *)call.states + batch * call.stride_batch + h * call.stride_head + c * call.stride_chunk,
-                p.value_features, 1};
+                p.value_size, 1};
     }
     Matrix grad_state(int64_t c) const {
         return {(float *)call.grad_states + batch * call.grad_stride_batch + h * call.grad_stride_head +
                     c * call.grad_stride_chunk,
-                p.value_features, 1};
+                p.value_size, 1};
     }
 
     const fulmen_states_backward_call &call;
@@ -96,16 +96,16 @@ struct Plan {
     char *memory;  // of each head that is walked at a time
 
     Plan(const fulmen_states_backward_call &call)
-        : threads(useful_threads(call.problem, 6.0 * (double)call.problem.key_features * (double)call.problem.value_features)),
+        : threads(useful_threads(call.problem, 6.0 * (double)call.problem.key_size * (double)call.problem.value_size)),
           heads(call.problem.batch * call.problem.heads),
-          dk{&call.dk, call.problem.key_heads, call.problem.key_features},
-          dv{&call.dv, call.problem.value_heads, call.problem.value_features} {
+          dk{&call.dk, call.problem.key_heads, call.problem.key_size},
+          dv{&call.dv, call.problem.value_heads, call.problem.value_size} {
         const fulmen_problem &p = call.problem;
         group = group_of(p, {&dk, &dv});
         threads = larger<int64_t>(1, smaller(threads, heads));
         Arena counting(nullptr);
         HeadStatesBackward(counting, call);
-        for (SharedGradient *x : {&dk, &dv}) x->reserve(counting, p, smaller(kStretch, p.tokens));
+        for (SharedGradient *x : {&dk, &dv}) x->reserve(counting, p, smaller(kSharedSegment, p.tokens));
         head_bytes = counting.bytes();
     }
     Teams teams(const fulmen_problem &p) const { return Teams(p, threads, group); }
@@ -115,11 +115,12 @@ struct Plan {
     }
 };
 
-// Where the stretch that ends at token `last` begins: whole chunks of the caller's, or part of one.
-int64_t stretch_start(int64_t last, int64_t chunk_size) {
-    if (chunk_size <= kStretch) return (last - 1) / (kStretch / chunk_size * chunk_size) * (kStretch / chunk_size * chunk_size);
+// Where the segment that ends at token `last` begins: whole chunks of the caller's, or part of one.
+int64_t shared_segment_start(int64_t last, int64_t chunk_size) {
+    if (chunk_size <= kSharedSegment)
+        return (last - 1) / (kSharedSegment / chunk_size * chunk_size) * (kSharedSegment / chunk_size * chunk_size);
     const int64_t chunk_start = (last - 1) / chunk_size * chunk_size;
-    return chunk_start + (last - 1 - chunk_start) / kStretch * kStretch;
+    return chunk_start + (last - 1 - chunk_start) / kSharedSegment * kSharedSegment;
 }
 
 void walk(const fulmen_states_backward_call &call, const Plan &plan, const Team &team) {
@@ -137,7 +138,7 @@ void walk(const fulmen_states_backward_call &call, const Plan &plan, const Team 
         head.load_final_gradient();
     });
     for (int64_t first, last = p.tokens; last > 0; last = first) {
-        first = plan.group > 1 ? stretch_start(last, call.chunk_size) : 0;
+        first = plan.group > 1 ? shared_segment_start(last, call.chunk_size) : 0;
         for_each_head([&](HeadStatesBackward &head, int64_t index) {
             head.out().k = plan.dk.own(p, team, index, first, head.out().k);
             head.out().v = plan.dv.own(p, team, index, first, head.out().v);
@@ -163,9 +164,10 @@ int64_t states_backward(const fulmen_states_backward_call &call) {
     Plan plan(call);
     Arena arena(call.problem.workspace);
     plan.reserve(arena, call.problem);
-    plan.teams(call.problem).for_each(plan.heads, plan.memory, plan.head_bytes,
-                                      [&](const Team &team) { walk(call, plan, team); });
-    sum_over_sequences(call.problem, plan.sums, call.ddecay);
+    plan.teams(call.problem).for_each(plan.heads, plan.memory, plan.head_bytes, [&](const Team &team) {
+        walk(call, plan, team);
+    });
+    sum_over_sequences(call.problem, plan.sums, call.dlog_decay);
     return FULMEN_OK;
 }
 

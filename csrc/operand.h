@@ -1,12 +1,14 @@
 // Rows of a head as factors of products: in floats, or in pairs of bfloat16 (kPairs).
 //
-// A product over features takes rows as they stand, and a pair is two features of a token. A product over tokens takes
-// them transposed, and a pair is two tokens of a feature. Floats serve both ways.
+// A product over channels takes rows as they stand, and a pair is two channels of a token. A product over tokens takes
+// them transposed, and a pair is two tokens of a channel. Floats serve both ways.
 #pragma once
 
 #include <type_traits>
 
-#include "views.h"
+#include "arena.h"
+#include "gemm.h"
+#include "rows.h"
 
 namespace fulmen {
 namespace FULMEN_ISA {
@@ -39,23 +41,22 @@ FULMEN_INLINE BitVec load_some_pairs(const uint16_t *from, int64_t n) {
 }
 
 struct Use {
-    bool over_features, over_tokens;
+    bool over_channels, over_tokens;
 };
 
-// Some tokens, filled anew for each chunk. Padding is zero.
+// Some tokens, refilled for each chunk. Padding is zero.
 template <class Element> class Operand;
 
 template <> class Operand<float> {
 public:
-    const int64_t features;
-    Operand(Arena &arena, int64_t tokens, int64_t features, Use)
-        : features(features), panels(arena.panels(tokens, features)) {}
-    Panels over_features() const { return panels; }
+    const int64_t size;
+    Operand(Arena &arena, int64_t tokens, int64_t size, Use) : size(size), panels(arena.panels(tokens, size)) {}
+    Panels over_channels() const { return panels; }
     Panels over_tokens() const { return panels; }
 
     void load(Rows rows, int64_t count) const {
         for (int64_t r = 0; r < count; r += kPanel)
-            pack(rows, r, smaller<int64_t>(kPanel, count - r), features, {panels.data + r * kPanel, panels.stride});
+            pack(rows, r, smaller<int64_t>(kPanel, count - r), size, {panels.data + r * kPanel, panels.stride});
     }
 
 private:
@@ -64,41 +65,41 @@ private:
 
 template <> class Operand<Pair> {
 public:
-    const int64_t features;
-    Operand(Arena &arena, int64_t tokens, int64_t features, Use use)
-        : features(features),
-          by_feature(use.over_features ? arena.panels<Pair>(tokens, elements<Pair>(features)) : PanelsOf<Pair>{}),
-          by_token(use.over_tokens ? arena.panels<Pair>(elements<Pair>(tokens), features) : PanelsOf<Pair>{}),
+    const int64_t size;
+    Operand(Arena &arena, int64_t tokens, int64_t size, Use use)
+        : size(size),
+          by_channel(use.over_channels ? arena.panels<Pair>(tokens, elements<Pair>(size)) : PanelsOf<Pair>{}),
+          by_token(use.over_tokens ? arena.panels<Pair>(elements<Pair>(tokens), size) : PanelsOf<Pair>{}),
           use(use) {}
-    PanelsOf<Pair> over_features() const { return by_feature; }
+    PanelsOf<Pair> over_channels() const { return by_channel; }
     PanelsOf<Pair> over_tokens() const { return by_token; }
 
     // Rows of bfloat16.
     void load(Rows rows, int64_t count) const {
-        fill_pairs(count, [rows, features = features](int64_t r, int64_t f) {
-            return load_some_pairs((const uint16_t *)rows.row(r) + f, features - f);
+        fill_pairs(count, [rows, size = size](int64_t r, int64_t f) {
+            return load_some_pairs((const uint16_t *)rows.row(r) + f, size - f);
         });
     }
 
 private:
-    const PanelsOf<Pair> by_feature, by_token;
+    const PanelsOf<Pair> by_channel, by_token;
     const Use use;
 
-    // pairs(token, feature) is a vector of pairs of features.
+    // pairs(token, channel) is a vector of pairs of channels.
     template <class F> FULMEN_MEMBER void fill_pairs(int64_t count, F pairs) const {
-        const Operand x = *this;  // a copy, which no store can change
+        const Operand x = *this;                                        // a copy, which no store can change
         const int64_t block = x.use.over_tokens ? 2 * kPanel : kPanel;  // of tokens
         for (int64_t r = 0; r < (count + block - 1) / block * block; r += 2)
-            for (int64_t f = 0; f < x.features; f += 2 * kLanes) {
+            for (int64_t f = 0; f < x.size; f += 2 * kLanes) {
                 BitVec first = r < count ? pairs(r, f) : BitVec{}, second = r + 1 < count ? pairs(r + 1, f) : BitVec{};
-                if (x.use.over_features) {
-                    store(x.by_feature.at(r, f / 2), first);
-                    store(x.by_feature.at(r + 1, f / 2), second);
+                if (x.use.over_channels) {
+                    store(x.by_channel.at(r, f / 2), first);
+                    store(x.by_channel.at(r + 1, f / 2), second);
                 }
                 if (x.use.over_tokens) {
                     pair_rows(first, second);
                     store(x.by_token.at(r / 2, f), first);
-                    if (f + kLanes < padded(x.features)) store(x.by_token.at(r / 2, f + kLanes), second);
+                    if (f + kLanes < padded(x.size)) store(x.by_token.at(r / 2, f + kLanes), second);
                 }
             }
     }

@@ -5,58 +5,62 @@
 //
 // Two walks over the tokens of a head, each way: one that sums a D x E matrix, and one that multiplies rows by such a
 // matrix, which stays in the L2 cache. Rows are converted and packed once in each walk, and every result is written
-// once. Where heads interleave in memory, a few neighbours walk together and take turns, chunk by chunk: their rows share
-// pages, and looking up an address costs more than reading what is there.
+// once. Where heads interleave in memory, a few neighbours walk together and take turns, chunk by chunk: their rows
+// share pages, and looking up an address costs more than reading what is there.
 //
-// The tokens of few heads are cut into segments, whose sums are added up in order; how many depends on the call's sizes
-// alone, so that bits do not depend on the number of threads.
+// The tokens of few heads are partitioned into segments, whose sums are added up in order; how many depends on the
+// call's sizes alone, so that bits do not depend on the number of threads.
 #include <initializer_list>
 
+#include "arena.h"
+#include "gemm.h"
 #include "kernels.h"
 #include "parallel.h"
-#include "views.h"
+#include "rows.h"
+#include "state.h"
 
 namespace fulmen {
 namespace FULMEN_ISA {
 namespace {
 
-constexpr int64_t kRows = 32;              // tokens packed at once
+constexpr int64_t kRows = 32;              // tokens of a chunk
 constexpr int64_t kTogether = 4;           // heads that walk together, at most
-constexpr int64_t kTasks = 64;             // heads are cut into segments up to about this many tasks,
+constexpr int64_t kTasks = 64;             // heads are partitioned into segments up to about this many tasks,
 constexpr int64_t kShortestSegment = 512;  // of at least so many tokens
 
 struct Segment {
     int64_t first, last;
 };
 
-// How the tokens of one axis, queries or keys, are cut.
-struct Cut {
+// The segments of one axis, queries or keys.
+struct Partition {
     int64_t tokens, count;
-    Cut(const fulmen_gate_problem &p, int64_t tokens) : tokens(tokens), count(1) {
+    Partition(const fulmen_output_gate_problem &p, int64_t tokens) : tokens(tokens), count(1) {
         const int64_t heads = larger<int64_t>(1, p.batch * p.heads);
         if (!p.deterministic)
             count = larger<int64_t>(1, smaller((kTasks + heads - 1) / heads, tokens / kShortestSegment));
     }
     Segment operator[](int64_t index) const {
         const int64_t blocks = (tokens + kPanel - 1) / kPanel;
-        return {smaller(tokens, blocks * index / count * kPanel), smaller(tokens, blocks * (index + 1) / count * kPanel)};
+        return {smaller(tokens, blocks * index / count * kPanel),
+                smaller(tokens, blocks * (index + 1) / count * kPanel)};
     }
 };
 
-// How a call is cut. Heads are taken in rounds, so that the workspace does not grow with their number.
+// How a call is partitioned. Heads are taken in rounds, so that the workspace does not grow with their number.
 struct Plan {
-    const fulmen_gate_problem &p;
-    Cut queries, keys;
+    const fulmen_output_gate_problem &p;
+    Partition queries, keys;
     int64_t heads, threads, round;
 
-    Plan(const fulmen_gate_problem &p, double products) : p(p), queries(p, p.queries), keys(p, p.keys) {
+    Plan(const fulmen_output_gate_problem &p, double products) : p(p), queries(p, p.queries), keys(p, p.keys) {
         heads = p.batch * p.heads;
-        const double pairs = (double)heads * (double)(p.queries + p.keys) * (double)(p.key_features * p.value_features);
+        const double pairs = (double)heads * (double)(p.queries + p.keys) * (double)(p.key_size * p.value_size);
         threads = worthwhile_threads(p.threads, 2 * products * pairs);
         round = smaller(heads, larger(kTasks, 4 * p.threads));
     }
     int64_t matrix() const {
-        return larger(panels_size(p.key_features, p.value_features), panels_size(p.value_features, p.key_features));
+        return larger(panels_size(p.key_size, p.value_size), panels_size(p.value_size, p.key_size));
     }
 };
 
@@ -68,13 +72,16 @@ struct Sums {
         : data(arena.floats(plan.round * segments * plan.matrix())),
           segments(segments),
           matrix(plan.matrix()),
-          stride(panel_stride(plan.p.key_features)) {}
-    Panels operator()(int64_t head, int64_t segment) const { return {data + (head * segments + segment) * matrix, stride}; }
+          stride(panel_stride(plan.p.key_size)) {}
+    Panels operator()(int64_t head, int64_t segment) const {
+        return {data + (head * segments + segment) * matrix, stride};
+    }
     Panels whole(int64_t head) const { return (*this)(head, 0); }
     void add_up(int64_t head) const {
         float *total = whole(head).data;
         for (int64_t s = 1; s < segments; ++s)
-            for (int64_t i = 0; i < matrix; i += kLanes) store(total + i, load(total + i) + load((*this)(head, s).data + i));
+            for (int64_t i = 0; i < matrix; i += kLanes)
+                store(total + i, load(total + i) + load((*this)(head, s).data + i));
     }
 };
 
@@ -85,9 +92,9 @@ struct Transposes {
     Transposes(Arena &arena, const Plan &plan, bool needed)
         : data(arena.floats(needed ? plan.round * plan.matrix() : 0)),
           matrix(plan.matrix()),
-          stride(panel_stride(plan.p.value_features)),
-          key_blocks(padded(plan.p.key_features) / kPanel),
-          value_blocks(padded(plan.p.value_features) / kPanel) {}
+          stride(panel_stride(plan.p.value_size)),
+          key_blocks(padded(plan.p.key_size) / kPanel),
+          value_blocks(padded(plan.p.value_size) / kPanel) {}
     Panels operator()(int64_t head) const { return {data + head * matrix, stride}; }
     void fill(int64_t head, Panels from) const {
         for (int64_t d = 0; d < key_blocks; ++d)
@@ -96,61 +103,63 @@ struct Transposes {
     }
 };
 
-// Up to kRows tokens of one operand.
-struct Chunk {
+// The rows of one operand for a chunk.
+struct Packed {
     Panels panels;
-    int64_t features;
-    Chunk(Arena &arena, int64_t features) : panels(arena.panels(kRows, features)), features(features) {}
-    int64_t blocks() const { return padded(features) / kPanel; }
+    int64_t size;
+    Packed(Arena &arena, int64_t size) : panels(arena.panels(kRows, size)), size(size) {}
+    int64_t blocks() const { return padded(size) / kPanel; }
     float *panel(int64_t p) const { return panels.panel(p); }
     void load(Rows rows, int64_t count) const {
-        for (int64_t r = 0; r < count; r += kPanel) pack(rows, r, smaller<int64_t>(kPanel, count - r), features, block(r));
+        for (int64_t r = 0; r < count; r += kPanel) pack(rows, r, smaller<int64_t>(kPanel, count - r), size, block(r));
     }
     void store(Rows rows, int64_t count) const {
         for (int64_t r = 0; r < count; r += kPanel)
-            unpack(block(r), r, smaller<int64_t>(kPanel, count - r), features, rows);
+            unpack(block(r), r, smaller<int64_t>(kPanel, count - r), size, rows);
     }
     Panels block(int64_t row) const { return {panels.data + row * kPanel, panels.stride}; }
 };
 
-// Rows that are needed soon: the cache is asked for them share by share while a product is computed.
+// Rows that are needed soon: they are prefetched share by share while a product is computed.
 struct Soon {
     Rows rows;
-    int64_t features, count;
+    int64_t size, count;
 };
 typedef std::initializer_list<Soon> Prefetches;
 
-FULMEN_INLINE void ask_for(Prefetches list, int64_t part, int64_t parts) {
-    for (const Soon &x : list) prefetch(x.rows, 0, x.count, x.features, part, parts);
+FULMEN_INLINE void prefetch_all(Prefetches list, int64_t part, int64_t parts) {
+    for (const Soon &x : list) prefetch(x.rows, 0, x.count, x.size, part, parts);
 }
 
 int64_t row_blocks(int64_t count) { return (count + kPanel - 1) / kPanel; }
 
 // result = left * right, for the rows of a chunk.
-void multiply_rows(const Chunk &result, const Chunk &left, Panels right, int64_t count, Prefetches soon) {
+void multiply_rows(const Packed &result, const Packed &left, Panels right, int64_t count, Prefetches soon) {
     for (int64_t p = 0; p < result.blocks(); ++p) {
-        ask_for(soon, p, result.blocks());
-        multiply(result.panel(p), row_blocks(count), Zero{}, Product<AsStored>{left.panels, right.panel(p), left.blocks()});
+        prefetch_all(soon, p, result.blocks());
+        multiply(result.panel(p), row_blocks(count), Zero{},
+                 Product<AsStored>{left.panels, right.panel(p), left.blocks()});
     }
 }
 
 // sum += left^T right, over the rows of two chunks.
-void add_outer(Panels sum, const Chunk &left, const Chunk &right, int64_t count, Prefetches soon) {
+void add_outer(Panels sum, const Packed &left, const Packed &right, int64_t count, Prefetches soon) {
     for (int64_t p = 0; p < right.blocks(); ++p) {
-        ask_for(soon, p, right.blocks());
-        multiply(sum.panel(p), left.blocks(), Add{}, Product<Transposed>{left.panels, right.panel(p), row_blocks(count)});
+        prefetch_all(soon, p, right.blocks());
+        multiply(sum.panel(p), left.blocks(), Add{},
+                 Product<Transposed>{left.panels, right.panel(p), row_blocks(count)});
     }
 }
 
 // result = a * b, element by element; result may be either.
-void multiply_elements(const Chunk &result, const Chunk &a, const Chunk &b, int64_t count) {
+void multiply_elements(const Packed &result, const Packed &a, const Packed &b, int64_t count) {
     for (int64_t p = 0; p < result.blocks(); ++p)
         for (int64_t x = 0; x < row_blocks(count) * kBlock; x += kLanes)
             store(result.panel(p) + x, load(a.panel(p) + x) * load(b.panel(p) + x));
 }
 
 // Some tokens of one head of a round.
-struct Stretch {
+struct Chunk {
     int64_t head, first, count;
 };
 
@@ -159,13 +168,13 @@ struct Walk {
     int64_t head, heads, index;
     Segment segment;
 
-    // f(this stretch, the next one)
-    template <class F> void for_each_stretch(F f) const {
+    // f(this chunk, the next one)
+    template <class F> void for_each_chunk(F f) const {
         for (int64_t t = segment.first; t < segment.last; t += kRows)
             for (int64_t h = head; h < head + heads; ++h) {
-                const Stretch now{h, t, smaller(kRows, segment.last - t)};
-                const Stretch later{head, t + kRows, smaller(kRows, segment.last - t - kRows)};
-                f(now, h + 1 < head + heads ? Stretch{h + 1, now.first, now.count} : later);
+                const Chunk now{h, t, smaller(kRows, segment.last - t)};
+                const Chunk later{head, t + kRows, smaller(kRows, segment.last - t - kRows)};
+                f(now, h + 1 < head + heads ? Chunk{h + 1, now.first, now.count} : later);
             }
     }
 };
@@ -183,13 +192,13 @@ public:
           dkv(arena, plan, backward ? plan.queries.count : 0),
           transposed(arena, plan, backward) {}
 
-    int64_t bytes() const { return arena.bytes() + plan.threads * chunk_bytes(); }
+    int64_t bytes() const { return arena.bytes() + plan.threads * packed_bytes(); }
 
     void sum_keys() const {
-        walk(plan.keys, p.k, [&](const Walk &walk, Arena chunks) {
-            const Chunk k(chunks, p.key_features), v(chunks, p.value_features);
+        walk(plan.keys, p.k, [&](const Walk &walk, Arena memory) {
+            const Packed k(memory, p.key_size), v(memory, p.value_size);
             clear(kv, walk);
-            walk.for_each_stretch([&](const Stretch &now, const Stretch &next) {
+            walk.for_each_chunk([&](const Chunk &now, const Chunk &next) {
                 k.load(rows(p.k, now), now.count);
                 v.load(rows(p.v, now), now.count);
                 add_outer(kv(now.head, walk.index), k, v, now.count, {soon(p.k, k, next), soon(p.v, v, next)});
@@ -199,26 +208,22 @@ public:
     }
 
     void store_kv() const {
-        for_each_head([&](int64_t head) {
-            store_state(kv.whole(head), p.key_features, p.value_features, caller_kv(head));
-        });
+        for_each_head([&](int64_t head) { store_state(kv.whole(head), p.key_size, p.value_size, caller_kv(head)); });
     }
 
     void load_kv() const {
-        for_each_head([&](int64_t head) {
-            load_state(caller_kv(head), p.key_features, p.value_features, kv.whole(head));
-        });
+        for_each_head([&](int64_t head) { load_state(caller_kv(head), p.key_size, p.value_size, kv.whole(head)); });
     }
 
     void answer_queries(const fulmen_tensor &output) const {
-        walk(plan.queries, p.q, [&](const Walk &walk, Arena chunks) {
-            const Chunk q(chunks, p.key_features), g(chunks, p.value_features), o(chunks, p.value_features);
-            walk.for_each_stretch([&](const Stretch &now, const Stretch &next) {
+        walk(plan.queries, p.q, [&](const Walk &walk, Arena memory) {
+            const Packed q(memory, p.key_size), g(memory, p.value_size), o(memory, p.value_size);
+            walk.for_each_chunk([&](const Chunk &now, const Chunk &next) {
                 q.load(rows(p.q, now), now.count);
                 multiply_rows(o, q, kv.whole(now.head), now.count,
-                              {soon(p.g, g, now), soon(output, o, now), soon(p.qkv, o, now), soon(p.q, q, next)});
+                              {soon(p.gate, g, now), soon(output, o, now), soon(p.qkv, o, now), soon(p.q, q, next)});
                 if (p.qkv.data) o.store(rows(p.qkv, now), now.count);
-                g.load(rows(p.g, now), now.count);
+                g.load(rows(p.gate, now), now.count);
                 multiply_elements(o, o, g, now.count);
                 o.store(rows(output, now), now.count);
             });
@@ -226,14 +231,14 @@ public:
     }
 
     // dg, dq and dkv
-    void differentiate_queries(const fulmen_gate_backward_call &call) const {
+    void differentiate_queries(const fulmen_output_gate_backward_call &call) const {
         const fulmen_tensor &grad = call.grad_output;
         for_each_head([&](int64_t head) { transposed.fill(head, kv.whole(head)); });
-        walk(plan.queries, p.q, [&](const Walk &walk, Arena chunks) {
-            const Chunk q(chunks, p.key_features), dq(chunks, p.key_features), g(chunks, p.value_features);
-            const Chunk go(chunks, p.value_features), qkv(chunks, p.value_features);
+        walk(plan.queries, p.q, [&](const Walk &walk, Arena memory) {
+            const Packed q(memory, p.key_size), dq(memory, p.key_size), g(memory, p.value_size);
+            const Packed go(memory, p.value_size), qkv(memory, p.value_size);
             clear(dkv, walk);
-            walk.for_each_stretch([&](const Stretch &now, const Stretch &next) {
+            walk.for_each_chunk([&](const Chunk &now, const Chunk &next) {
                 q.load(rows(p.q, now), now.count);
                 go.load(rows(grad, now), now.count);
                 if (p.qkv.data)
@@ -241,26 +246,26 @@ public:
                 else
                     multiply_rows(qkv, q, kv.whole(now.head), now.count, {});
                 multiply_elements(qkv, go, qkv, now.count);
-                qkv.store(rows(call.dg, now), now.count);
-                g.load(rows(p.g, now), now.count);
+                qkv.store(rows(call.dgate, now), now.count);
+                g.load(rows(p.gate, now), now.count);
                 multiply_elements(g, go, g, now.count);
                 multiply_rows(dq, g, transposed(now.head), now.count,
                               {soon(call.dq, dq, now), soon(p.q, q, next), soon(grad, go, next)});
                 dq.store(rows(call.dq, now), now.count);
                 add_outer(dkv(now.head, walk.index), q, g, now.count,
-                          {soon(call.dg, g, next), soon(p.g, g, next), soon(p.qkv, qkv, next)});
+                          {soon(call.dgate, g, next), soon(p.gate, g, next), soon(p.qkv, qkv, next)});
             });
         });
         for_each_head([&](int64_t head) { dkv.add_up(head); });
     }
 
     // dk and dv
-    void differentiate_keys(const fulmen_gate_backward_call &call) const {
+    void differentiate_keys(const fulmen_output_gate_backward_call &call) const {
         for_each_head([&](int64_t head) { transposed.fill(head, dkv.whole(head)); });
-        walk(plan.keys, p.k, [&](const Walk &walk, Arena chunks) {
-            const Chunk k(chunks, p.key_features), dk(chunks, p.key_features);
-            const Chunk v(chunks, p.value_features), dv(chunks, p.value_features);
-            walk.for_each_stretch([&](const Stretch &now, const Stretch &next) {
+        walk(plan.keys, p.k, [&](const Walk &walk, Arena memory) {
+            const Packed k(memory, p.key_size), dk(memory, p.key_size);
+            const Packed v(memory, p.value_size), dv(memory, p.value_size);
+            walk.for_each_chunk([&](const Chunk &now, const Chunk &next) {
                 k.load(rows(p.k, now), now.count);
                 v.load(rows(p.v, now), now.count);
                 multiply_rows(dk, v, transposed(now.head), now.count, {soon(call.dk, dk, now), soon(p.k, k, next)});
@@ -273,17 +278,17 @@ public:
 
 private:
     const Plan &plan;
-    const fulmen_gate_problem &p;
+    const fulmen_output_gate_problem &p;
     Arena arena;
     Sums kv, dkv;
     Transposes transposed;
 
     int64_t sample(int64_t head) const { return (first + head) / p.heads; }
-    Rows rows(const fulmen_tensor &x, const Stretch &at) const {
+    Rows rows(const fulmen_tensor &x, const Chunk &at) const {
         return rows_of(x, sample(at.head), (first + at.head) % p.heads).from(at.first, 0);
     }
-    Soon soon(const fulmen_tensor &x, const Chunk &chunk, const Stretch &at) const {
-        return {at.count > 0 ? rows(x, at) : Rows{}, chunk.features, at.count};
+    Soon soon(const fulmen_tensor &x, const Packed &packed, const Chunk &at) const {
+        return {at.count > 0 ? rows(x, at) : Rows{}, packed.size, at.count};
     }
     Matrix caller_kv(int64_t head) const { return matrix_of(p.kv, sample(head), (first + head) % p.heads); }
 
@@ -293,22 +298,21 @@ private:
     }
 
     // For the walk with the most operands, over the queries in the backward.
-    int64_t chunk_bytes() const {
+    int64_t packed_bytes() const {
         Arena counting(nullptr);
-        for (int64_t features : {p.key_features, p.key_features, p.value_features, p.value_features, p.value_features})
-            Chunk(counting, features);
+        for (int64_t size : {p.key_size, p.key_size, p.value_size, p.value_size, p.value_size}) Packed(counting, size);
         return counting.bytes();
     }
 
-    // f(walk, memory for chunks) for all segments of all heads, which lie as in x.
-    template <class F> void walk(const Cut &cut, const fulmen_tensor &x, F f) const {
+    // f(walk, memory for its chunks) for all segments of all heads, which lie as in x.
+    template <class F> void walk(const Partition &partition, const fulmen_tensor &x, F f) const {
         const bool interleaved = x.stride_head < x.stride_token;
-        const int64_t to_spare = count * cut.count / (4 * plan.threads), bytes = chunk_bytes();
+        const int64_t to_spare = count * partition.count / (4 * plan.threads), bytes = packed_bytes();
         const int64_t together = interleaved ? larger<int64_t>(1, smaller(kTogether, to_spare)) : 1;
         const int64_t groups = (count + together - 1) / together;
-        parallel_for(plan.threads, groups * cut.count, [&](int64_t task, int64_t worker) {
-            const int64_t head = task / cut.count * together, index = task % cut.count;
-            f(Walk{head, smaller(together, count - head), index, cut[index]},
+        parallel_for(plan.threads, groups * partition.count, [&](int64_t task, int64_t worker) {
+            const int64_t head = task / partition.count * together, index = task % partition.count;
+            f(Walk{head, smaller(together, count - head), index, partition[index]},
               Arena((char *)p.workspace + arena.bytes() + worker * bytes));
         });
     }
@@ -329,15 +333,15 @@ constexpr double kForwardProducts = 1, kBackwardProducts = 2.5;  // for each que
 
 }  // namespace
 
-int64_t gate_forward_workspace(const fulmen_gate_forward_call &call) {
+int64_t output_gate_forward_workspace(const fulmen_output_gate_forward_call &call) {
     return Round(Plan(call.problem, kForwardProducts), false).bytes();
 }
 
-int64_t gate_backward_workspace(const fulmen_gate_backward_call &call) {
+int64_t output_gate_backward_workspace(const fulmen_output_gate_backward_call &call) {
     return Round(Plan(call.problem, kBackwardProducts), true).bytes();
 }
 
-int64_t gate_forward(const fulmen_gate_forward_call &call) {
+int64_t output_gate_forward(const fulmen_output_gate_forward_call &call) {
     const Plan plan(call.problem, kForwardProducts);
     return for_each_round(Round(plan, false), plan.heads, plan.round, [&](const Round &round) {
         round.sum_keys();
@@ -346,7 +350,7 @@ int64_t gate_forward(const fulmen_gate_forward_call &call) {
     });
 }
 
-int64_t gate_backward(const fulmen_gate_backward_call &call) {
+int64_t output_gate_backward(const fulmen_output_gate_backward_call &call) {
     const Plan plan(call.problem, kBackwardProducts);
     return for_each_round(Round(plan, true), plan.heads, plan.round, [&](const Round &round) {
         call.problem.kv.data ? round.load_kv() : round.sum_keys();

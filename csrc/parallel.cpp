@@ -100,9 +100,9 @@ private:
 
 void run_in_order(int64_t threads, int64_t steps, OrderedCalls calls) {
     InOrder order(steps, calls);
-    run_on_each(threads, [](void *context, int64_t worker, int64_t workers) {
-        ((InOrder *)context)->work(worker, workers);
-    }, &order);
+    run_on_each(
+        threads, [](void *context, int64_t worker, int64_t workers) { ((InOrder *)context)->work(worker, workers); },
+        &order);
     order.collect();  // what was computed while another thread had just looked
 }
 

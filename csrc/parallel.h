@@ -13,13 +13,13 @@ void run_tasks(int64_t threads, int64_t tasks, void (*body)(void *context, int64
 // Calls body(context, worker, workers) once on each of at most `threads` threads, serially where run_tasks is serial.
 void run_on_each(int64_t threads, void (*body)(void *context, int64_t worker, int64_t workers), void *context);
 
-// A worker in [0, threads) at one of its steps, coming from `before` (-1: from none). `after` is where it will go on, if
-// that is known (else -1). It has two slots, and leaves its result in `slot`.
+// A worker in [0, threads) at one of its steps, coming from `before` (-1: from none). `after` is where it will go on,
+// if that is known (else -1). It has two slots, and leaves its result in `slot`.
 struct Turn {
     int64_t worker, before, step, after, slot;
 };
 struct OrderedCalls {
-    void (*begin)(void *context, int64_t worker);                                // each worker, before its first step
+    void (*begin)(void *context, int64_t worker);  // each worker, before its first step
     void (*compute)(void *context, const Turn &turn);
     void (*collect)(void *context, int64_t step, int64_t worker, int64_t slot);  // never by two threads at once
     void *context;
@@ -51,24 +51,28 @@ static inline void parallel_in_order(int64_t threads, int64_t steps, Begin begin
         Compute &compute;
         Collect &collect;
     } context{begin, compute, collect};
-    run_in_order(threads, steps, {
-        [](void *x, int64_t worker) { ((Context *)x)->begin(worker); },
-        [](void *x, const Turn &turn) { ((Context *)x)->compute(turn); },
-        [](void *x, int64_t step, int64_t worker, int64_t slot) { ((Context *)x)->collect(step, worker, slot); },
-        &context});
+    run_in_order(
+        threads, steps,
+        {[](void *x, int64_t worker) { ((Context *)x)->begin(worker); },
+         [](void *x, const Turn &turn) { ((Context *)x)->compute(turn); },
+         [](void *x, int64_t step, int64_t worker, int64_t slot) { ((Context *)x)->collect(step, worker, slot); },
+         &context});
 }
 
-// f(item) for every item in [0, items), each thread always on the same stretch of them, as torch's elementwise operations
+// f(item) for every item in [0, items), each thread always on the same range of them, as torch's elementwise operations
 // are: from call to call, a state stays in the cache of the core that has it.
 template <class F> static inline void parallel_for_in_place(int64_t threads, int64_t items, F f) {
     struct Context {
         int64_t items;
         F &f;
     } context{items, f};
-    run_on_each(threads, [](void *pointer, int64_t worker, int64_t workers) {
-        Context &x = *(Context *)pointer;
-        for (int64_t i = x.items * worker / workers; i < x.items * (worker + 1) / workers; ++i) x.f(i);
-    }, &context);
+    run_on_each(
+        threads,
+        [](void *pointer, int64_t worker, int64_t workers) {
+            Context &x = *(Context *)pointer;
+            for (int64_t i = x.items * worker / workers; i < x.items * (worker + 1) / workers; ++i) x.f(i);
+        },
+        &context);
 }
 }  // namespace FULMEN_ISA
 #endif

@@ -1,7 +1,8 @@
 // One token against one state: decay, update and read-out in a single sweep, which memory bandwidth bounds.
 #pragma once
 
-#include "chunk.h"
+#include "arena.h"
+#include "tasks.h"
 
 namespace fulmen {
 namespace FULMEN_ISA {
@@ -9,9 +10,9 @@ namespace FULMEN_ISA {
 // One head's token in float32. Arrays are padded to whole vectors; padding may hold anything finite.
 struct Token {
     const float *q, *k, *v;
-    const float *key_factors;    // e^a, one per key feature
-    const float *value_factors;  // e^c, one per value feature, or null
-    float *o;                    // one per value feature
+    const float *key_factors;    // e^a, one per key channel
+    const float *value_factors;  // e^c, one per value channel, or null
+    float *o;                    // one per value channel
 };
 
 // A state with dense rows: s[d][e]. Whole rows, or eight cache lines of them, one row after the other: the order that
@@ -43,8 +44,7 @@ FULMEN_INLINE void sweep_all_rows(float *state, int64_t stride, int64_t d_count,
     int64_t e = 0;
     for (; e + kTogether * kLanes <= e_count; e += kTogether * kLanes)
         sweep_columns_of_rows<kTogether, WithValueFactors>(state, stride, d_count, e, x);
-    for (; e + kLanes <= e_count; e += kLanes)
-        sweep_columns_of_rows<1, WithValueFactors>(state, stride, d_count, e, x);
+    for (; e + kLanes <= e_count; e += kLanes) sweep_columns_of_rows<1, WithValueFactors>(state, stride, d_count, e, x);
     for (; e < e_count; ++e) {
         x.o[e] = 0;
         for (int64_t d = 0; d < d_count; ++d) {
@@ -86,33 +86,33 @@ static inline void sweep_columns(float *state, int64_t stride, int64_t d_count, 
 // A head's token in float32 buffers, from tensors of any dtype.
 class TokenBuffer {
 public:
-    TokenBuffer(Arena &arena, int64_t key_features, int64_t value_features)
-        : d_count(key_features),
-          e_count(value_features),
-          q(arena.floats(padded(key_features))),
-          k(arena.floats(padded(key_features))),
-          v(arena.floats(padded(value_features))),
-          key_factors(arena.floats(padded(key_features))),
-          value_factors(arena.floats(padded(value_features))),
-          o(arena.floats(padded(value_features))) {}
+    TokenBuffer(Arena &arena, int64_t key_size, int64_t value_size)
+        : d_count(key_size),
+          e_count(value_size),
+          q(arena.floats(padded(key_size))),
+          k(arena.floats(padded(key_size))),
+          v(arena.floats(padded(value_size))),
+          key_factors(arena.floats(padded(key_size))),
+          value_factors(arena.floats(padded(value_size))),
+          o(arena.floats(padded(value_size))) {}
 
     // decay and decay_v point at this token's values; a decay form of HEAD or TOKEN is one value.
-    Token load(const Head &head, int64_t t, int64_t decay_form, Rows decay, int64_t decay_v_form, float scale) {
+    Token load(const Head &head, int64_t t, int64_t decay_form, Rows log_decay, int64_t decay_v_form, float scale) {
         load_row(head.q, t, d_count, q);
         load_row(head.k, t, d_count, k);
         load_row(head.v, t, e_count, v);
         for (int64_t d = 0; d < d_count; ++d) q[d] *= scale;
-        if (decay_form == FULMEN_DECAY_FEATURE) {
-            load_row(decay, 0, d_count, key_factors);
+        if (decay_form == FULMEN_DECAY_CHANNEL) {
+            load_row(log_decay, 0, d_count, key_factors);
             exp_in_place(key_factors, d_count);
         } else {
             float one[kPanel] = {};
-            if (decay_form != FULMEN_DECAY_NONE) load_row(decay, 0, 1, one);
+            if (decay_form != FULMEN_DECAY_NONE) load_row(log_decay, 0, 1, one);
             exp_in_place(one, 1);
             for (int64_t d = 0; d < d_count; ++d) key_factors[d] = one[0];
         }
         if (decay_v_form != FULMEN_DECAY_NONE) {
-            load_row(head.decay_v, t, e_count, value_factors);
+            load_row(head.log_decay_v, t, e_count, value_factors);
             exp_in_place(value_factors, e_count);
         }
         return {q, k, v, key_factors, decay_v_form != FULMEN_DECAY_NONE ? value_factors : nullptr, o};
@@ -120,15 +120,14 @@ public:
 
     void store_output(Rows output, int64_t t) const {
         with_type(output.dtype, [&](auto type) {
-            store_features(type, o, e_count, (typename decltype(type)::Stored *)output.row(t));
+            store_channels(type, o, e_count, (typename decltype(type)::Stored *)output.row(t));
         });
     }
 
 private:
     static void load_row(Rows rows, int64_t t, int64_t n, float *to) {
-        with_type(rows.dtype, [&](auto type) {
-            load_features(type, (const typename decltype(type)::Stored *)rows.row(t), n, to);
-        });
+        with_type(rows.dtype,
+                  [&](auto type) { load_channels(type, (const typename decltype(type)::Stored *)rows.row(t), n, to); });
     }
     static void exp_in_place(float *x, int64_t n) {
         for (int64_t f = 0; f < n; f += kLanes) store(x + f, exp(FULMEN_ISA::load(x + f)));

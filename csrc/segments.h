@@ -1,71 +1,104 @@
-// Segments of one sequence at once: summarise each from nothing (its state and what it decays in all), fold the summaries
-// into the states that enter the segments, then run each segment from its own. States fold from the left, gradients of
-// states from the right.
+// Segments of one sequence at once: summarise each from nothing (its state and what it decays in all), fold the
+// summaries into the states that enter the segments, then run each segment from its own. States fold from the left,
+// gradients of states from the right.
 #pragma once
 
-#include "chunk.h"
+#include "axis.h"
+#include "state.h"
+#include "tasks.h"
 
 namespace fulmen {
 namespace FULMEN_ISA {
 
-constexpr int64_t kWorthCutting = 1024;  // tokens
+constexpr int64_t kWorthPartitioning = 1024;  // tokens
 
-FULMEN_INLINE bool may_cut(const fulmen_problem &p) {
-    return !p.deterministic && (p.schedule == FULMEN_PARALLEL || p.schedule == FULMEN_AUTO || p.schedule == FULMEN_RECOMPUTE);
+FULMEN_INLINE bool may_partition(const fulmen_problem &p) {
+    return !p.deterministic &&
+           (p.schedule == FULMEN_PARALLEL || p.schedule == FULMEN_AUTO || p.schedule == FULMEN_RECOMPUTE);
 }
 
 // As many as occupy the threads, when there are fewer tasks than threads.
 FULMEN_INLINE int64_t segments_for(const fulmen_problem &p, int64_t tasks, int64_t threads) {
-    return may_cut(p) && tasks > 0 && tasks < threads && p.tokens >= kWorthCutting ? threads / tasks : 1;
+    return may_partition(p) && tasks > 0 && tasks < threads && p.tokens >= kWorthPartitioning ? threads / tasks : 1;
 }
+
+FULMEN_INLINE int64_t chunks_of(int64_t tokens) { return (tokens + kChunk - 1) / kChunk; }
 
 FULMEN_INLINE int64_t segment_start(int64_t tokens, int64_t segment, int64_t segments) {
-    const int64_t chunks = (tokens + kChunk - 1) / kChunk;
-    return smaller(tokens, chunks * segment / segments * kChunk);
+    return smaller(tokens, chunks_of(tokens) * segment / segments * kChunk);
 }
 
+// What a segment decays in all: a factor for each channel of either axis.
+class Totals {
+public:
+    Totals(Arena &arena, int64_t key_size, int64_t columns)
+        : keys_(padded(key_size)),
+          columns_(padded(columns)),
+          key_(arena.floats(keys_)),
+          value_(arena.floats(columns_)) {}
+
+    // Takes a worker with an empty state through the segment; pass(chunk) takes it through one of its chunks.
+    template <class Worker, class Pass> void summarise(Worker &worker, int64_t chunks, Pass pass) const {
+        load_state(Matrix{}, worker.key.size(), worker.value.size(), worker.state);
+        for (int64_t d = 0; d < keys_; ++d) key_[d] = 1;
+        for (int64_t e = 0; e < columns_; ++e) value_[e] = 1;
+        for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+            pass(chunk);
+            for (int64_t d = 0; d < keys_; ++d) key_[d] *= worker.key.totals()[d];
+            for (int64_t e = 0; e < columns_; ++e) value_[e] *= worker.value.totals()[e];
+        }
+    }
+
+    // From the state that enters and what the segment makes of an empty one: the state that leaves. put(entering, own,
+    // n, before, after) stores n or more columns of a row.
+    template <class State, class Put>
+    void fold(State entering, State own, int64_t rows, int64_t columns, Put put) const {
+        for (int64_t d = 0; d < rows; ++d)
+            for (int64_t e = 0; e < columns; e += kLanes) {
+                float *to = entering.at(d, e), *from = own.at(d, e);
+                const Vec before = load_some(Float32(), to, columns - e);
+                const Vec decayed = before * key_[d] * load(value_ + e);
+                put(to, from, columns - e, before, decayed + load_some(Float32(), from, columns - e));
+            }
+    }
+
+private:
+    int64_t keys_, columns_;  // padded
+    float *key_, *value_;
+};
+
+// A segment's totals, and its own state until the summaries are folded, then the one that enters it.
 class Summary {
 public:
-    Summary(Arena &arena, int64_t rows, int64_t columns)
-        : key_totals(arena.floats(padded(rows))),
-          value_totals(arena.floats(padded(columns))),
-          rows_(padded(rows)),
+    Summary(Arena &arena, int64_t key_size, int64_t columns)
+        : totals_(arena, key_size, columns),
+          rows_(padded(key_size)),
           columns_(padded(columns)),
-          state_(arena.panels(rows, columns)) {}
+          state_(arena.panels(key_size, columns)) {}
 
-    void begin() {
-        for (int64_t d = 0; d < rows_; ++d) key_totals[d] = 1;
-        for (int64_t e = 0; e < columns_; ++e) value_totals[e] = 1;
+    template <class Worker, class Pass> void summarise(Worker &worker, int64_t chunks, Pass pass) {
+        totals_.summarise(worker, chunks, pass);
+        memcpy(state_.data, worker.state.data, bytes());
     }
-    void pass(const Axis &key, const Axis &value) {
-        key.multiply_into(key_totals);
-        value.multiply_into(value_totals);
-    }
-    void keep(Panels state) { memcpy(state_.data, state.data, 4 * panels_size(rows_, columns_)); }
-    void restore(Panels state) const { memcpy(state.data, state_.data, 4 * panels_size(rows_, columns_)); }
-
-    // Replaces the state the segment leaves by the one that enters it, and carries the latter to the segment's end.
+    // Takes the entering state to the segment's end.
     void fold(Panels entering) {
-        for (int64_t p = 0; p * kPanel < columns_; ++p)
-            for (int64_t d = 0; d < rows_; ++d)
-                for (int c = 0; c < kPanel; c += kLanes) {
-                    float *before = entering.panel(p) + d * kPanel + c, *own = state_.panel(p) + d * kPanel + c;
-                    const Vec decayed = load(before) * key_totals[d] * load(value_totals + p * kPanel + c);
-                    const Vec after = decayed + load(own);
-                    store(own, load(before));
-                    store(before, after);
-                }
+        totals_.fold(entering, state_, rows_, columns_, [](float *state, float *own, int64_t, Vec before, Vec after) {
+            store(own, before);
+            store(state, after);
+        });
     }
+    void restore(Panels state) const { memcpy(state.data, state_.data, bytes()); }
 
     static int64_t bytes(const fulmen_problem &p, int64_t columns) {
         Arena counting(nullptr);
-        Summary(counting, p.key_features, columns);
+        Summary(counting, p.key_size, columns);
         return counting.bytes();
     }
 
-    float *key_totals, *value_totals;
-
 private:
+    size_t bytes() const { return 4 * (size_t)panels_size(rows_, columns_); }
+
+    Totals totals_;
     int64_t rows_, columns_;
     Panels state_;
 };

@@ -22,7 +22,7 @@ std::vector<float> numbers(int64_t count, uint32_t seed) {
 
 // sum over t of o_t . g_t, by the recurrence in double.
 double loss(const std::vector<float> &q, const std::vector<float> &k, const std::vector<float> &v,
-            const std::vector<float> &decay, const std::vector<float> &g, std::vector<double> *output) {
+            const std::vector<float> &log_decay, const std::vector<float> &g, std::vector<double> *output) {
     std::vector<double> state((size_t)(D * E), 0.0);
     double total = 0;
     for (int64_t t = 0; t < N; ++t)
@@ -30,7 +30,7 @@ double loss(const std::vector<float> &q, const std::vector<float> &k, const std:
             double o = 0;
             for (int64_t d = 0; d < D; ++d) {
                 double &s = state[(size_t)(d * E + e)];
-                s = s * exp((double)decay[(size_t)(t * D + d)]) +
+                s = s * exp((double)log_decay[(size_t)(t * D + d)]) +
                     (double)k[(size_t)(t * D + d)] * v[(size_t)(t * E + e)];
                 o += q[(size_t)(t * D + d)] * s;
             }
@@ -40,9 +40,7 @@ double loss(const std::vector<float> &q, const std::vector<float> &k, const std:
     return total;
 }
 
-fulmen_tensor tensor(std::vector<float> &x, int64_t features) {
-    return {x.data(), FULMEN_FLOAT32, 0, features, 0};
-}
+fulmen_tensor tensor(std::vector<float> &x, int64_t size) { return {x.data(), FULMEN_FLOAT32, 0, size, 0}; }
 
 bool close(double a, double b) { return fabs(a - b) <= 1e-4 * (1 + fabs(b)); }
 
@@ -63,8 +61,8 @@ bool tpa_decode_is_right(const Kernels &kernels) {
     call.query_rank = R;
     call.key_rank = Rk;
     call.value_rank = Rv;
-    call.key_features = D;
-    call.value_features = E;
+    call.key_size = D;
+    call.value_size = E;
     call.scale = 2;
     call.aq = factor(aq, H, R);
     call.ak = factor(ak, H, Rk);
@@ -90,8 +88,7 @@ bool tpa_decode_is_right(const Kernels &kernels) {
                 score += call.scale * q * k;
             }
             sum += exp(score);
-            for (int64_t e = 0; e < E; ++e)
-                values[e] += exp(score) * av[(size_t)(m * H + h)] * bv[(size_t)(m * E + e)];
+            for (int64_t e = 0; e < E; ++e) values[e] += exp(score) * av[(size_t)(m * H + h)] * bv[(size_t)(m * E + e)];
         }
         for (int64_t e = 0; e < E; ++e)
             if (!close(o[(size_t)(h * E + e)], values[e] / sum)) return false;
@@ -103,9 +100,8 @@ bool tpa_decode_is_right(const Kernels &kernels) {
 struct GateInput {
     std::vector<float> values;
     std::vector<uint16_t> halves;
-    int64_t features, dtype;
-    GateInput(int64_t features, uint32_t seed, int64_t dtype)
-        : values(numbers(N * features, seed)), features(features), dtype(dtype) {
+    int64_t size, dtype;
+    GateInput(int64_t size, uint32_t seed, int64_t dtype) : values(numbers(N * size, seed)), size(size), dtype(dtype) {
         if (dtype == FULMEN_FLOAT32) return;
         for (float &x : values) {
             x = rintf(x * 64) / 64;
@@ -115,30 +111,30 @@ struct GateInput {
         }
     }
     fulmen_tensor tensor() {
-        return {dtype == FULMEN_FLOAT32 ? (void *)values.data() : (void *)halves.data(), dtype, 0, features, 0};
+        return {dtype == FULMEN_FLOAT32 ? (void *)values.data() : (void *)halves.data(), dtype, 0, size, 0};
     }
 };
 
-// The output gate on the same numbers: q, k, v as they are, g as the gate and as the gradient of the output. Results are
-// float32 for either dtype.
+// The output gate on the same numbers: q, k, v as they are, g as the gate and as the gradient of the output. Results
+// are float32 for either dtype.
 bool gate_is_right(const Kernels &kernels, int64_t dtype) {
     GateInput given[] = {{D, 1, dtype}, {D, 2, dtype}, {E, 3, dtype}, {E, 4, dtype}};
     const std::vector<float> &q = given[0].values, &k = given[1].values, &v = given[2].values, &g = given[3].values;
     std::vector<float> o(g.size()), dq(q.size()), dk(k.size()), dv(v.size()), dg(g.size());
-    fulmen_gate_forward_call forward = {};
-    fulmen_gate_problem &p = forward.problem;
+    fulmen_output_gate_forward_call forward = {};
+    fulmen_output_gate_problem &p = forward.problem;
     p.abi_version = FULMEN_ABI_VERSION;
     p.batch = p.heads = p.threads = 1;
     p.queries = p.keys = N;
-    p.key_features = D;
-    p.value_features = E;
-    p.q = given[0].tensor(), p.k = given[1].tensor(), p.v = given[2].tensor(), p.g = given[3].tensor();
+    p.key_size = D;
+    p.value_size = E;
+    p.q = given[0].tensor(), p.k = given[1].tensor(), p.v = given[2].tensor(), p.gate = given[3].tensor();
     forward.output = tensor(o, E);
-    fulmen_gate_backward_call backward = {p, p.g, tensor(dq, D), tensor(dk, D), tensor(dv, E), tensor(dg, E)};
-    const int64_t needed = kernels.gate_backward_workspace(backward);  // the forward needs less
+    fulmen_output_gate_backward_call backward = {p, p.gate, tensor(dq, D), tensor(dk, D), tensor(dv, E), tensor(dg, E)};
+    const int64_t needed = kernels.output_gate_backward_workspace(backward);  // the forward needs less
     std::vector<char> workspace((size_t)(needed + 64));
     p.workspace = backward.problem.workspace = (void *)(((uintptr_t)workspace.data() + 63) / 64 * 64);
-    if (kernels.gate_forward(forward) || kernels.gate_backward(backward)) return false;
+    if (kernels.output_gate_forward(forward) || kernels.output_gate_backward(backward)) return false;
 
     // With dkv = sum over n of q (g g)^T, all in double: o = g (q kv), dq = (g g) kv^T, dk = v dkv^T, dv = k dkv.
     std::vector<double> kv((size_t)(D * E), 0.0), dkv(kv);
@@ -174,57 +170,56 @@ bool gate_is_right(const Kernels &kernels, int64_t dtype) {
 
 bool attention_is_right(const Kernels &kernels) {
     std::vector<float> q = numbers(N * D, 1), k = numbers(N * D, 2), v = numbers(N * E, 3), g = numbers(N * E, 4);
-    std::vector<float> decay = numbers(N * D, 5);
-    for (float &a : decay) a = (a - 1) * 0.5f;
+    std::vector<float> log_decay = numbers(N * D, 5);
+    for (float &a : log_decay) a = (a - 1) * 0.5f;
 
     fulmen_attention_forward_call forward = {};
     fulmen_problem &p = forward.problem;
     p.abi_version = FULMEN_ABI_VERSION;
     p.batch = p.heads = p.query_heads = p.key_heads = p.value_heads = p.threads = 1;
     p.tokens = N;
-    p.key_features = D;
-    p.value_features = E;
-    p.decay_form = FULMEN_DECAY_FEATURE;
+    p.key_size = D;
+    p.value_size = E;
+    p.decay_form = FULMEN_DECAY_CHANNEL;
     p.scale = 1;
     p.q = tensor(q, D);
     p.k = tensor(k, D);
     p.v = tensor(v, E);
-    p.decay = tensor(decay, D);
+    p.log_decay = tensor(log_decay, D);
     std::vector<float> o((size_t)(N * E));
     forward.output = tensor(o, E);
 
     fulmen_attention_backward_call backward = {};
     backward.problem = p;
     backward.grad_output = tensor(g, E);
-    std::vector<float> dq(q.size()), dk(k.size()), dv(v.size()), ddecay(decay.size());
+    std::vector<float> dq(q.size()), dk(k.size()), dv(v.size()), dlog_decay(log_decay.size());
     backward.dq = tensor(dq, D);
     backward.dk = tensor(dk, D);
     backward.dv = tensor(dv, E);
-    backward.ddecay = tensor(ddecay, D);
+    backward.dlog_decay = tensor(dlog_decay, D);
 
     const int64_t a = kernels.attention_forward_workspace(forward);
     const int64_t b = kernels.attention_backward_workspace(backward);
     std::vector<char> workspace((size_t)((a > b ? a : b) + 64));
-    p.workspace = backward.problem.workspace =
-        (void *)(((uintptr_t)workspace.data() + 63) / 64 * 64);
+    p.workspace = backward.problem.workspace = (void *)(((uintptr_t)workspace.data() + 63) / 64 * 64);
     if (kernels.attention_forward(forward) || kernels.attention_backward(backward)) return false;
 
     std::vector<double> expected(o.size());
-    loss(q, k, v, decay, g, &expected);
+    loss(q, k, v, log_decay, g, &expected);
     for (size_t i = 0; i < o.size(); ++i)
         if (!close(o[i], expected[i])) return false;
 
     // One directional derivative of the loss along all gradients at once, by central differences.
     struct Input {
         std::vector<float> *x, *gradient;
-    } inputs[] = {{&q, &dq}, {&k, &dk}, {&v, &dv}, {&decay, &ddecay}};
+    } inputs[] = {{&q, &dq}, {&k, &dk}, {&v, &dv}, {&log_decay, &dlog_decay}};
     for (const Input &input : inputs) {
         std::vector<float> original = *input.x, direction = numbers((int64_t)original.size(), 6);
         double predicted = 0, sides[2];
         for (int side = 0; side < 2; ++side) {
             for (size_t i = 0; i < original.size(); ++i)
                 (*input.x)[i] = original[i] + (side ? 1 : -1) * 0.00390625f * direction[i];
-            sides[side] = loss(q, k, v, decay, g, nullptr);
+            sides[side] = loss(q, k, v, log_decay, g, nullptr);
         }
         *input.x = original;
         for (size_t i = 0; i < original.size(); ++i) predicted += (double)(*input.gradient)[i] * direction[i];

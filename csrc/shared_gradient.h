@@ -1,13 +1,15 @@
-// Heads that read the same inputs. They walk side by side, a stretch of tokens at a time, and their gradients of what they
-// share are summed after each stretch.
+// Heads that read the same inputs. They walk side by side, a segment at a time, and their gradients of what they share
+// are summed after each.
 #pragma once
 
-#include "chunk.h"
+#include "arena.h"
+#include "axis.h"
+#include "tasks.h"
 
 namespace fulmen {
 namespace FULMEN_ISA {
 
-constexpr int64_t kStretch = 256;  // tokens, at most
+constexpr int64_t kSharedSegment = 256;  // tokens, at most
 
 // Some threads, and heads that they walk side by side; heads are counted over all sequences.
 struct Team {
@@ -21,10 +23,11 @@ struct Team {
     }
 };
 
-// A gradient that several heads contribute to: each writes float32 rows of its own, which are summed in the order of heads.
+// A gradient that several heads contribute to: each writes float32 rows of its own, which are summed in the order of
+// heads.
 struct SharedGradient {
     const fulmen_tensor *tensor;
-    int64_t heads, features;
+    int64_t heads, size;
     int64_t offset = 0;  // of a head's rows in its memory
 
     // How many heads contribute to one.
@@ -32,12 +35,12 @@ struct SharedGradient {
 
     void reserve(Arena &head, const fulmen_problem &p, int64_t tokens) {
         offset = head.bytes();
-        if (sharers(p) > 1) head.floats(tokens * features);
+        if (sharers(p) > 1) head.floats(tokens * size);
     }
-    // Where a head writes the gradients of a stretch that begins at token `first`.
+    // Where a head writes the gradients of a segment that begins at token `first`.
     Rows own(const fulmen_problem &p, const Team &team, int64_t head, int64_t first, Rows unshared) const {
         if (sharers(p) == 1) return unshared;
-        return {(char *)(rows(team, head) - first * features), FULMEN_FLOAT32, features};
+        return {(char *)(rows(team, head) - first * size), FULMEN_FLOAT32, size};
     }
     void sum(const fulmen_problem &p, const Team &team, int64_t first, int64_t last) const {
         const int64_t together = sharers(p), blocks = (last - first + kChunk - 1) / kChunk;
@@ -47,13 +50,13 @@ struct SharedGradient {
             const Sequence s = sequence(p, head / p.heads);
             const Rows to = rows_of(*tensor, s.batch, head % p.heads / together).from(s.first, 0);
             for (int64_t t = block; t < smaller(block + kChunk, smaller(last, s.tokens)); ++t) {
-                float *total = rows(team, head) + (t - first) * features;
+                float *total = rows(team, head) + (t - first) * size;
                 for (int64_t other = 1; other < together; ++other) {
-                    const float *row = rows(team, head + other) + (t - first) * features;
-                    for (int64_t f = 0; f < features; ++f) total[f] += row[f];
+                    const float *row = rows(team, head + other) + (t - first) * size;
+                    for (int64_t f = 0; f < size; ++f) total[f] += row[f];
                 }
                 with_type(to.dtype, [&](auto type) {
-                    store_features(type, total, features, (typename decltype(type)::Stored *)to.row(t));
+                    store_channels(type, total, size, (typename decltype(type)::Stored *)to.row(t));
                 });
             }
         });
@@ -82,7 +85,8 @@ struct Teams {
     template <class F> void for_each(int64_t all_heads, char *memory, int64_t head_bytes, F f) const {
         parallel_for(count, (all_heads + heads - 1) / heads, [&](int64_t task, int64_t worker) {
             const int64_t first = task * heads;
-            f(Team{threads, first, smaller(heads, all_heads - first), memory + worker * heads * head_bytes, head_bytes});
+            f(Team{threads, first, smaller(heads, all_heads - first), memory + worker * heads * head_bytes,
+                   head_bytes});
         });
     }
 

@@ -1,4 +1,5 @@
-// Vectors of floats by GCC/Clang vector extensions, conversions between the storage types and float, exp and transposes.
+// Vectors of floats by GCC/Clang vector extensions, conversions between the storage types and float, exp and
+// transposes.
 //
 // Every ISA build compiles these headers again in a namespace of its own (FULMEN_ISA), and nothing here has linkage
 // outside it: the linker must never merge a function compiled for one instruction set into another build.
@@ -144,7 +145,7 @@ FULMEN_INLINE void store_as(Float16, uint16_t *p, Vec x) {
 FULMEN_INLINE Vec load_as(Float16, const uint16_t *p) {
     BitVec h = widen(*(const HalfVecInMemory *)p);
     BitVec magnitude = (h & 0x7fffu) << 13, sign = (h & 0x8000u) << 16;
-    Vec scaled = (Vec)magnitude * 0x1p112f;  // moves the exponent's bias, and normalises subnormal numbers
+    Vec scaled = (Vec)magnitude * 0x1p112f;    // moves the exponent's bias, and normalises subnormal numbers
     BitVec special = magnitude | 0x7f800000u;  // inf and NaN keep an exponent of all ones
     IntVec is_special = (IntVec)(magnitude >= 0x0f800000u);
     return (Vec)((BitVec)select(is_special, (Vec)special, scaled) | sign);
@@ -169,7 +170,8 @@ struct Pair {
     uint32_t bits;
 };
 
-// Whether this build multiplies bfloat16 inputs in pairs: where there is an instruction for it, and in the build for tests.
+// Whether this build multiplies bfloat16 inputs in pairs: where there is an instruction for it, and in the build for
+// tests.
 #if defined(__AVX512BF16__) || (FULMEN_VECTOR_BYTES == 64 && !defined(__AVX512F__))
 constexpr bool kPairs = true;
 #else
@@ -216,8 +218,7 @@ FULMEN_INLINE BitVec lane_pairs(Vec first, Vec second) {
 }
 
 // Pairs of neighbours in two rows become pairs of one from each: of the first kLanes columns, and of the next.
-template <int... L>
-FULMEN_INLINE void pair_rows(BitVec &first, BitVec &second, std::integer_sequence<int, L...>) {
+template <int... L> FULMEN_INLINE void pair_rows(BitVec &first, BitVec &second, std::integer_sequence<int, L...>) {
     const WordVec a = (WordVec)first, b = (WordVec)second;
     first = (BitVec)__builtin_shufflevector(a, b, (L / 2 + (L % 2) * 2 * kLanes)...);
     second = (BitVec)__builtin_shufflevector(a, b, (kLanes + L / 2 + (L % 2) * 2 * kLanes)...);
@@ -228,12 +229,10 @@ FULMEN_INLINE void pair_rows(BitVec &first, BitVec &second) {
 
 // ---- transposes ----
 
-template <int Step, int... L>
-FULMEN_INLINE Vec even_blocks(Vec a, Vec b, std::integer_sequence<int, L...>) {
+template <int Step, int... L> FULMEN_INLINE Vec even_blocks(Vec a, Vec b, std::integer_sequence<int, L...>) {
     return __builtin_shufflevector(a, b, ((L & Step) ? kLanes + L - Step : L)...);
 }
-template <int Step, int... L>
-FULMEN_INLINE Vec odd_blocks(Vec a, Vec b, std::integer_sequence<int, L...>) {
+template <int Step, int... L> FULMEN_INLINE Vec odd_blocks(Vec a, Vec b, std::integer_sequence<int, L...>) {
     return __builtin_shufflevector(a, b, ((L & Step) ? kLanes + L : L + Step)...);
 }
 

@@ -4,8 +4,8 @@
 //     o[h, :]      = sum over m and value ranks of softmax(scores)[m, h] * av[m, h] * bv[m, :]
 //
 // Heads stand in the lanes of vectors, tokens in rows: so do ak and av in memory, and the softmax is lane by lane.
-// A sample is always cut into the same slices of tokens, and the slices are merged in their order, whoever computes
-// them: bits depend neither on the split nor on the threads.
+// A sample is always partitioned into the same slices of tokens, and the slices are merged in their order, whoever
+// computes them: bits depend neither on the split nor on the threads.
 #include <atomic>
 
 #include "kernels.h"
@@ -27,17 +27,17 @@ FULMEN_INLINE Vec origin(Vec maximum) { return select(maximum == -__builtin_inff
 
 // Softmax over some of the tokens: with weights e^(score - maximum), their sum and the weighed sum of the values.
 struct Partial {
-    Panels output;                  // heads x value features
+    Panels output;                  // heads x value channels
     float *maximum, *sum, *weight;  // one per head; `weight` is what the tokens so far weigh beside new ones
     int64_t heads, columns;         // padded
 
-    Partial(Arena &arena, int64_t active_heads, int64_t features)
-        : output(arena.panels(active_heads, features)),
+    Partial(Arena &arena, int64_t active_heads, int64_t size)
+        : output(arena.panels(active_heads, size)),
           maximum(arena.floats(padded(active_heads))),
           sum(arena.floats(padded(active_heads))),
           weight(arena.floats(padded(active_heads))),
           heads(padded(active_heads)),
-          columns(padded(features)) {}
+          columns(padded(size)) {}
 
     void clear() {
         for (int64_t p = 0; p * kPanel < columns; ++p)
@@ -87,19 +87,19 @@ Rows ranks_of(const fulmen_tensor &x, int64_t batch, int64_t head) {
 // Whether to form q: worth it when there are few heads for many ranks. It would have to be rounded to be multiplied in
 // pairs, and its factors not.
 bool forms_query(const fulmen_tpa_decode_call &call) {
-    const int64_t d = padded(call.key_features), r = padded(call.query_rank), h = padded(call.heads);
+    const int64_t d = padded(call.key_size), r = padded(call.query_rank), h = padded(call.heads);
     const int64_t at_once = kPairs && call.bk.dtype == FULMEN_BFLOAT16 ? 2 : 1;
     return d * h < d * r / at_once + r * h;
 }
 
 // Whether rows can be multiplied where they are: they are made of Elements, and need no padding.
-template <class Element> bool in_place(Rows rows, int64_t features) {
-    return rows.element_bytes() * kNumbers<Element> == 4 && features % (kPanel * kNumbers<Element>) == 0 &&
+template <class Element> bool in_place(Rows rows, int64_t size) {
+    return rows.element_bytes() * kNumbers<Element> == 4 && size % (kPanel * kNumbers<Element>) == 0 &&
            rows.stride % kNumbers<Element> == 0 && (uintptr_t)rows.data % 4 == 0;
 }
 
 // Tokens of one sample; none where last <= first.
-struct Stretch {
+struct Tokens {
     int64_t batch, first, last;
 };
 
@@ -114,18 +114,19 @@ struct Factors {
           bv(rows_of(call.bv, batch, 0)) {}
 };
 
-// One worker: the query of one sample and some heads, and memory for a few tokens. Elements are what keys and values are
-// multiplied as. Pairs hold factors as they are, and of a weight what rounding it leaves, unless the caller does without.
+// One worker: the query of one sample and some heads, and memory for a few tokens. Elements are what keys and values
+// are multiplied as. Pairs hold factors as they are, and of a weight what rounding it leaves, unless the caller does
+// without.
 template <class Element> class Decoder {
 public:
     Decoder(Arena &arena, const fulmen_tpa_decode_call &call, int64_t heads)
         : call(call),
           heads(heads),
           direct(forms_query(call)),
-          bq(arena.panels<Element>(elements<Element>(call.key_features), call.query_rank)),
+          bq(arena.panels<Element>(elements<Element>(call.key_size), call.query_rank)),
           aq(arena.panels(call.query_rank, heads)),
-          q(direct ? arena.panels<Element>(elements<Element>(call.key_features), heads) : bq),
-          keys(arena, kPanel, call.key_features, Use{true, false}),
+          q(direct ? arena.panels<Element>(elements<Element>(call.key_size), heads) : bq),
+          keys(arena, kPanel, call.key_size, Use{true, false}),
           of_query(arena.panels(kPanel, larger(heads, call.query_rank))),
           of_heads(direct ? of_query : arena.panels(kPanel, heads)),
           maximum(arena.floats(padded(heads))),
@@ -142,18 +143,18 @@ public:
         if (!has_query) load_query(batch);
     }
 
-    // The softmax over some tokens of the sample; this worker goes on to the stretch `next`.
-    void attend(Stretch now, Stretch next, Partial &result) {
+    // The softmax over some tokens of the sample; this worker goes on to `next`.
+    void attend(Tokens now, Tokens next, Partial &result) {
         result.clear();
         const Factors of_next(call, next.batch, first);
         for (int64_t t = now.first; t < now.last; t += kTokens) {
             const int64_t count = smaller(kTokens, now.last - t);
-            const int64_t steps = depth_blocks<Element>(count) * blocks(call.value_features) * blocks(heads);
+            const int64_t steps = depth_blocks<Element>(count) * blocks(call.value_size) * blocks(heads);
             const bool ends = t + count == now.last;
-            asking = ends ? of_next : sample;
-            asked = ends ? next.first : t + count;
-            asked_last = smaller(ends ? next.last : now.last, asked + kTokens);
-            asked_at_once = (kTokens + steps - 1) / steps;
+            upcoming = ends ? of_next : sample;
+            fetched = ends ? next.first : t + count;
+            fetched_last = smaller(ends ? next.last : now.last, fetched + kTokens);
+            fetched_at_once = (kTokens + steps - 1) / steps;
             for (int64_t h = 0; h < heads; h += kLanes) store(maximum + h, load(result.maximum + h));
             for (int64_t r = 0; r < count; r += kPanel) score(t, r, smaller<int64_t>(kPanel, count - r));
             weigh(count, result);
@@ -175,8 +176,8 @@ private:
     const PanelsOf<Element> weights, rests;
     float *const values;
     int64_t first = 0, active = 0;  // heads
-    Factors sample, asking;
-    int64_t asked = 0, asked_last = 0, asked_at_once = 0;  // tokens
+    Factors sample, upcoming;
+    int64_t fetched = 0, fetched_last = 0, fetched_at_once = 0;  // tokens
 
     bool has_rests() const { return kNumbers<Element> > 1 && !call.round_weights; }
 
@@ -185,7 +186,7 @@ private:
         const Rows bq_rows = ranks_of(call.bq, batch, 0), aq_rows = ranks_of(call.aq, batch, first);
         for (int64_t r = 0; r < call.query_rank; r += kPanel) {
             keys.load(bq_rows.from(r, 0), smaller<int64_t>(kPanel, call.query_rank - r));
-            transpose(keys.over_features(), elements<Element>(call.key_features), bq.panel(r / kPanel));
+            transpose(keys.over_channels(), elements<Element>(call.key_size), bq.panel(r / kPanel));
         }
         // The scale and the mean over ranks go into the smallest factor.
         const float scale = (float)(call.scale / (double)(call.query_rank * call.key_rank));
@@ -197,22 +198,22 @@ private:
                 store(panel + x, load(panel + x) * scale);
             if constexpr (kNumbers<Element> == 1)
                 if (direct)
-                    multiply(q.panel(h / kPanel), blocks(call.key_features), Zero(),
+                    multiply(q.panel(h / kPanel), blocks(call.key_size), Zero(),
                              Product<AsStored>{bq, panel, blocks(call.query_rank)});
         }
     }
 
-    // Asks for the factors of a few of the next tokens, whose ranks stand side by side.
-    struct Asking {
+    // Prefetches the factors of a few of the next tokens, whose ranks stand side by side.
+    struct Prefetching {
         Decoder *decoder;
-        FULMEN_MEMBER void operator()() const { decoder->ask(); }
+        FULMEN_MEMBER void operator()() const { decoder->prefetch_some(); }
     };
-    FULMEN_MEMBER void ask() {
-        for (int64_t last = smaller(asked_last, asked + asked_at_once); asked < last; ++asked) {
-            prefetch(asking.bk, asked, 1, call.key_rank * call.key_features, 0, 1);
-            prefetch(asking.bv, asked, 1, call.value_rank * call.value_features, 0, 1);
-            prefetch(asking.ak, asked, 1, call.key_rank * active, 0, 1);
-            prefetch(asking.av, asked, 1, call.value_rank * active, 0, 1);
+    FULMEN_MEMBER void prefetch_some() {
+        for (int64_t last = smaller(fetched_last, fetched + fetched_at_once); fetched < last; ++fetched) {
+            prefetch(upcoming.bk, fetched, 1, call.key_rank * call.key_size, 0, 1);
+            prefetch(upcoming.bv, fetched, 1, call.value_rank * call.value_size, 0, 1);
+            prefetch(upcoming.ak, fetched, 1, call.key_rank * active, 0, 1);
+            prefetch(upcoming.av, fetched, 1, call.value_rank * active, 0, 1);
         }
     }
 
@@ -236,11 +237,11 @@ private:
     void score(int64_t token, int64_t row, int64_t count) {
         for (int64_t rank = 0; rank < call.key_rank; ++rank) {
             const Rows rows = sample.bk.from(token + row, rank * call.bk.stride_head);
-            if (count == kPanel && in_place<Element>(rows, call.key_features)) {
+            if (count == kPanel && in_place<Element>(rows, call.key_size)) {
                 multiply_keys(InPlaceOf<Element>{(const Element *)rows.data, rows.stride / kNumbers<Element>});
             } else {
                 keys.load(rows, count);
-                multiply_keys(AsStoredOf<Element>(keys.over_features()));
+                multiply_keys(AsStoredOf<Element>(keys.over_channels()));
             }
             if (!direct)
                 for (int64_t p = 0; p < blocks(heads); ++p)
@@ -266,7 +267,7 @@ private:
     template <class Left> void multiply_keys(Left left) const {
         for (int64_t p = 0; p < blocks(direct ? heads : call.query_rank); ++p)
             multiply_apart(of_query.panel(p), 0, Zero(),
-                           Product<Left>{left, q.panel(p), depth_blocks<Element>(call.key_features)});
+                           Product<Left>{left, q.panel(p), depth_blocks<Element>(call.key_size)});
     }
 
     // Scores become weights e^(score - maximum).
@@ -291,7 +292,9 @@ private:
     void collect(int64_t rank, int64_t token, int64_t count, Partial &result) {
         const int64_t depth = depth_blocks<Element>(count);
         with_heads(sample.av.from(token, rank), call.av.stride_head, [&](auto factor) {
-            auto weight = [&](int64_t r, int64_t h) { return r < count ? load(scores.at(r, h)) * factor(r, h) : Vec{}; };
+            auto weight = [&](int64_t r, int64_t h) {
+                return r < count ? load(scores.at(r, h)) * factor(r, h) : Vec{};
+            };
             for (int64_t r = 0; r < depth * kPanel; ++r)
                 for (int64_t h = 0; h < heads; h += kLanes)
                     if constexpr (kNumbers<Element> == 1)
@@ -301,16 +304,16 @@ private:
         });
         const Rows rows = sample.bv.from(token, rank * call.bv.stride_head);
         if constexpr (kNumbers<Element> == 1)
-            if (count % kPanel == 0 && in_place<Element>(rows, call.value_features)) {
-                for (int64_t e = 0; e < call.value_features; e += kPanel)
+            if (count % kPanel == 0 && in_place<Element>(rows, call.value_size)) {
+                for (int64_t e = 0; e < call.value_size; e += kPanel)
                     add(rank, e, Columns{(const float *)rows.data + e, rows.stride}, depth, result);
                 return;
             }
-        for (int64_t e = 0; e < call.value_features; e += kColumns) {
+        for (int64_t e = 0; e < call.value_size; e += kColumns) {
             Arena arena(values);
-            const Operand<Element> packed(arena, kTokens, smaller(kColumns, call.value_features - e), Use{false, true});
+            const Operand<Element> packed(arena, kTokens, smaller(kColumns, call.value_size - e), Use{false, true});
             packed.load(rows.from(0, e), count);
-            for (int64_t p = 0; p < blocks(packed.features); ++p)
+            for (int64_t p = 0; p < blocks(packed.size); ++p)
                 add(rank, e + p * kPanel, PanelOf<Element>(packed.over_tokens().panel(p)), depth, result);
         }
     }
@@ -322,9 +325,9 @@ private:
             store(rests.at(r, h), lane_pairs(first - (Vec)(pair << 16), second - (Vec)(pair & 0xffff0000u)));
     }
 
-    // Adds 16 columns of them, and meanwhile asks for the tokens that come next.
+    // Adds 16 columns of them, and meanwhile prefetches the tokens that come next.
     template <class Right> void add(int64_t rank, int64_t column, Right right, int64_t depth, Partial &result) {
-        const Product<TransposedOf<Element>, Right, Asking> rounded{weights, right, depth, {this}};
+        const Product<TransposedOf<Element>, Right, Prefetching> rounded{weights, right, depth, {this}};
         const Product<TransposedOf<Element>, Right> rest{rests, right, has_rests() ? depth : 0};
         float *panel = result.output.panel(column / kPanel);
         for (int64_t block = 0; block < blocks(heads); ++block)
@@ -335,13 +338,13 @@ private:
     }
 };
 
-// How a call is cut into tasks: samples, and either groups of heads or slices of tokens.
+// How a call is partitioned into tasks: samples, and either groups of heads or slices of tokens.
 struct Plan {
     int64_t threads, split, group, groups, slices;
     Plan(const fulmen_tpa_decode_call &c) {
-        const double flops = 2.0 * (double)c.batch * (double)c.tokens *
-                             (double)(c.key_rank * c.query_rank * (c.key_features + c.heads) +
-                                      c.value_rank * c.heads * c.value_features);
+        const double flops =
+            2.0 * (double)c.batch * (double)c.tokens *
+            (double)(c.key_rank * c.query_rank * (c.key_size + c.heads) + c.value_rank * c.heads * c.value_size);
         slices = larger<int64_t>(1, (c.tokens + kSlice - 1) / kSlice);
         threads = worthwhile_threads(c.threads, flops);
         split = c.split;
@@ -351,11 +354,11 @@ struct Plan {
                                                   : FULMEN_SPLIT_HEAD;
         group = split == FULMEN_SPLIT_HEAD ? smaller<int64_t>(kPanel, c.heads) : c.heads;
         groups = (c.heads + group - 1) / group;
-        threads = larger<int64_t>(1, smaller(threads, c.batch * (cuts_sequences() ? slices : groups)));
+        threads = larger<int64_t>(1, smaller(threads, c.batch * (partitions_sequences() ? slices : groups)));
     }
-    bool cuts_sequences() const { return split == FULMEN_SPLIT_SEQUENCE; }
+    bool partitions_sequences() const { return split == FULMEN_SPLIT_SEQUENCE; }
     // Two for each thread, and the one that slices of several threads are merged into.
-    int64_t partials() const { return 2 * threads + cuts_sequences(); }
+    int64_t partials() const { return 2 * threads + partitions_sequences(); }
 };
 
 // A whole call.
@@ -365,12 +368,12 @@ public:
         : call(call),
           plan(call),
           per_worker(bytes_of([&](Arena &arena) { Decoder<Element>(arena, call, plan.group); })),
-          per_partial(bytes_of([&](Arena &arena) { Partial(arena, plan.group, call.value_features); })) {}
+          per_partial(bytes_of([&](Arena &arena) { Partial(arena, plan.group, call.value_size); })) {}
 
     int64_t workspace() const { return plan.threads * per_worker + plan.partials() * per_partial; }
 
     int64_t run() const {
-        plan.cuts_sequences() ? cut_sequences() : cut_heads();
+        plan.partitions_sequences() ? attend_slices() : attend_samples();
         return FULMEN_OK;
     }
 
@@ -390,21 +393,21 @@ private:
     }
     Partial partial(int64_t index) const {
         Arena arena((char *)call.workspace + plan.threads * per_worker + index * per_partial);
-        return Partial(arena, plan.group, call.value_features);
+        return Partial(arena, plan.group, call.value_size);
     }
     int64_t length_of(int64_t batch) const { return call.lengths ? call.lengths[batch] : call.tokens; }
-    Stretch slice(int64_t batch, int64_t index) const {
+    Tokens slice(int64_t batch, int64_t index) const {
         const int64_t length = length_of(batch);
         return {batch, smaller(length, index * kSlice), smaller(length, (index + 1) * kSlice)};
     }
 
     void write(Partial &result, int64_t batch, int64_t head, int64_t heads) const {
         result.normalise(call.value_rank, length_of(batch) > 0);
-        unpack(result.output, 0, heads, call.value_features, ranks_of(call.output, batch, head));
+        unpack(result.output, 0, heads, call.value_size, ranks_of(call.output, batch, head));
     }
 
     // Samples, or groups of heads.
-    void cut_heads() const {
+    void attend_samples() const {
         parallel_for(plan.threads, call.batch * plan.groups, [&](int64_t index, int64_t worker) {
             attend_sample(worker, index / plan.groups, index % plan.groups * plan.group);
         });
@@ -417,7 +420,7 @@ private:
         decoder.begin(batch, head, heads);
         total.clear();
         for (int64_t s = 0; s < plan.slices; ++s) {
-            const Stretch now = slice(batch, s);
+            const Tokens now = slice(batch, s);
             if (now.first == now.last) break;
             decoder.attend(now, slice(batch, s + 1), part);
             total.merge(part);
@@ -438,26 +441,26 @@ private:
     }
 
     // Slices are small tasks that even out the time of the threads, but they are merged by one thread at a time.
-    void cut_sequences() const {
+    void attend_slices() const {
         const int64_t whole = whole_samples();
         std::atomic<int64_t> taken{0};
         auto begin = [&](int64_t worker) {
             for (int64_t batch; (batch = taken++) < whole;) attend_sample(worker, batch, 0);
         };
-        auto stretch = [&](int64_t step) {
-            return step < 0 ? Stretch{} : slice(whole + step / plan.slices, step % plan.slices);
+        auto tokens_of = [&](int64_t step) {
+            return step < 0 ? Tokens{} : slice(whole + step / plan.slices, step % plan.slices);
         };
         auto compute = [&](const Turn &turn) {
-            const Stretch now = stretch(turn.step), before = stretch(turn.before);
+            const Tokens now = tokens_of(turn.step), before = tokens_of(turn.before);
             if (now.first == now.last) return;
             auto decoder = this->decoder(turn.worker);
             decoder.begin(now.batch, 0, call.heads, before.first < before.last && before.batch == now.batch);
             Partial part = partial(2 * turn.worker + turn.slot);
-            decoder.attend(now, stretch(turn.after), part);
+            decoder.attend(now, tokens_of(turn.after), part);
         };
         Partial total = partial(2 * plan.threads);
         auto collect = [&](int64_t step, int64_t worker, int64_t slot) {
-            const Stretch now = stretch(step);
+            const Tokens now = tokens_of(step);
             if (step % plan.slices == 0) total.clear();
             if (now.first < now.last) {
                 Partial part = partial(2 * worker + slot);

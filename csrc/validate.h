@@ -11,7 +11,7 @@ int64_t invalid(const fulmen_states_forward_call *call);
 int64_t invalid(const fulmen_states_backward_call *call);
 int64_t invalid(const fulmen_step_call *call);
 int64_t invalid(const fulmen_tpa_decode_call *call);
-int64_t invalid(const fulmen_gate_forward_call *call);
-int64_t invalid(const fulmen_gate_backward_call *call);
+int64_t invalid(const fulmen_output_gate_forward_call *call);
+int64_t invalid(const fulmen_output_gate_backward_call *call);
 
 }  // namespace fulmen

@@ -19,21 +19,21 @@ _BACKWARD = struct.Struct("=" + _PROBLEM + 5 * c.TENSOR)
 
 def forward(p: Gated, output: Tensor, kept: Kept) -> None:
     p = Gated(*map(dense, p))
-    c.require().with_workspace("gate_forward", _FORWARD, _problem(p, kept), c.tensor(output))
+    c.require().with_workspace("output_gate_forward", _FORWARD, _problem(p, kept), c.tensor(output))
 
 
 def backward(p: Gated, kept: Kept, grad: Tensor, grads: Gated) -> None:
     p, grad = Gated(*map(dense, p)), dense(grad)
     after = c.tensor(grad) + sum(map(c.tensor, grads), ())
-    c.require().with_workspace("gate_backward", _BACKWARD, _problem(p, kept), after)
+    c.require().with_workspace("output_gate_backward", _BACKWARD, _problem(p, kept), after)
 
 
 def workspace_bytes(p: Gated, backward: bool = False) -> int:
     """The workspace of a call that keeps nothing; of its tensors only shapes and dtypes matter."""
     before, x = _problem(p, Kept(None, None)), c.tensor(p.q)
     if backward:
-        return c.require().workspace_bytes("gate_backward", _BACKWARD, before, 5 * x)
-    return c.require().workspace_bytes("gate_forward", _FORWARD, before, x)
+        return c.require().workspace_bytes("output_gate_backward", _BACKWARD, before, 5 * x)
+    return c.require().workspace_bytes("output_gate_forward", _FORWARD, before, x)
 
 
 def _problem(p: Gated, kept: Kept) -> c.Words:

@@ -1,0 +1,103 @@
+// The decay of one axis, keys or values, over the current chunk.
+#pragma once
+
+#include "arena.h"
+#include "decay.h"
+#include "gemm.h"
+#include "rows.h"
+
+namespace fulmen {
+namespace FULMEN_ISA {
+
+// begin() prepares the weights of a chunk; the rest applies them.
+class Axis {
+public:
+    Axis(Arena &arena, int64_t form, int64_t size) : form_(form), size_(size), blocks_(padded(size) / kPanel) {
+        totals_ = arena.floats(padded(size));
+        weights_ = (ScalarWeights *)arena.floats(sizeof(ScalarWeights) / 4);
+        if (by_channel()) {
+            factors_ = arena.panels(kChunk, size);
+            pairs_ = (Vec *)arena.floats(kBlock * kLanes);
+        }
+    }
+
+    bool by_channel() const { return form_ == FULMEN_DECAY_CHANNEL; }
+    bool decays() const { return form_ != FULMEN_DECAY_NONE; }
+    const float *totals() const { return totals_; }  // one per channel
+    const ScalarWeights &weights() const { return *weights_; }
+
+    void start(Rows log_decay) {
+        log_decay_ = log_decay;
+        prepared_ = -1;
+    }
+
+    void begin(int64_t first, int64_t count) {
+        if (by_channel()) {
+            pack(log_decay_, first, count, size_, factors_);
+            for (int64_t p = 0; p < blocks_; ++p) channel_factors(factors_.panel(p), totals_ + p * kPanel);
+            return;
+        }
+        const bool varies = form_ == FULMEN_DECAY_TOKEN;
+        if (!varies && prepared_ == count) return;
+        prepared_ = count;
+        float log_decay[kChunk] = {};
+        if (varies)
+            gather(log_decay_, first, count, log_decay);
+        else if (decays()) {
+            float value[kChunk];
+            gather(log_decay_, 0, 1, value);
+            for (int64_t t = 0; t < count; ++t) log_decay[t] = value[0];
+        }
+        scalar_weights(log_decay, *weights_);
+        for (int64_t f = 0; f < blocks_ * kPanel; ++f) totals_[f] = weights_->total;
+    }
+
+    // pairs[j][i] = later_i . earlier_j with the weight between the two, 0 for i < j.
+    // later_transposed is later's transpose, one panel; only the scalar forms read it.
+    void pair_products(Panels later, Panels earlier, const float *later_transposed, float *pairs) const {
+        if (!by_channel()) {
+            multiply(pairs, 1, Zero{}, Product<AsStored>{earlier, later_transposed, blocks_});
+            weigh_pairs(pairs, weights_->pair);
+            return;
+        }
+        memset(pairs_, 0, kBlock * sizeof(Vec));
+        for (int64_t p = 0; p < blocks_; ++p)
+            channel_pairs(later.panel(p), earlier.panel(p), factors_.panel(p), pairs_);
+        for (int i = 0; i < kChunk; ++i)
+            for (int j = 0; j < kChunk; ++j) pairs[j * kPanel + i] = j <= i ? sum_lanes(pairs_[i * kChunk + j]) : 0.0f;
+    }
+
+    const float *factors(int64_t p) const { return factors_.panel(p); }
+
+    void weigh_later(Panels x) const {
+        for (int64_t p = 0; p < blocks_ && decays(); ++p)
+            by_channel() ? weigh_by_prefix(x.panel(p), factors(p)) : weigh_rows(x.panel(p), weights_->prefix);
+    }
+
+    void weigh_earlier(Panels x) const {
+        for (int64_t p = 0; p < blocks_ && decays(); ++p)
+            by_channel() ? weigh_by_suffix(x.panel(p), factors(p)) : weigh_rows(x.panel(p), weights_->suffix);
+    }
+
+    int64_t size() const { return size_; }
+    int64_t blocks() const { return blocks_; }
+
+private:
+    int64_t form_, size_, blocks_;
+    Rows log_decay_ = {};
+    int64_t prepared_ = -1;  // the number of tokens that the scalar weights are for
+    float *totals_;
+    ScalarWeights *weights_;
+    Panels factors_ = {};
+    Vec *pairs_ = nullptr;
+};
+
+// S = diag(key totals) S diag(value totals) + keys^T values, for panel p of S and of the values.
+FULMEN_INLINE void advance_panel(float *state, const Axis &key, const Axis &value, int64_t p, Panels keys,
+                                 const float *values) {
+    Scale decayed{key.totals(), value.decays() ? value.totals() + p * kPanel : nullptr};
+    multiply(state, key.blocks(), decayed, Product<Transposed>{keys, values, 1});
+}
+
+}  // namespace FULMEN_ISA
+}  // namespace fulmen

@@ -1,0 +1,48 @@
+// State matrices in the caller's memory, to and from panels.
+#pragma once
+
+#include "fulmen.h"
+#include "panels.h"
+
+namespace fulmen {
+namespace FULMEN_ISA {
+
+struct Matrix {
+    float *data;
+    int64_t stride_row, stride_column;
+    bool present() const { return data != nullptr; }
+    float *at(int64_t row, int64_t column) const { return data + row * stride_row + column * stride_column; }
+    Matrix from_column(int64_t e) const { return {data ? at(0, e) : nullptr, stride_row, stride_column}; }
+};
+
+FULMEN_INLINE Matrix matrix_of(const fulmen_state &x, int64_t batch, int64_t head) {
+    return {x.data ? x.data + batch * x.stride_batch + head * x.stride_head : nullptr, x.stride_row, x.stride_column};
+}
+
+// Padding is zero; so is an absent state.
+static inline void load_state(Matrix from, int64_t rows, int64_t columns, Panels to) {
+    for (int64_t p = 0; p * kPanel < columns; ++p)
+        for (int64_t r = 0; r < padded(rows); ++r) {
+            float *row = to.panel(p) + r * kPanel;
+            const int64_t n = from.present() && r < rows ? smaller<int64_t>(kPanel, columns - p * kPanel) : 0;
+            const float *source = from.data + r * from.stride_row + p * kPanel * from.stride_column;
+            for (int64_t c = 0; c < n; ++c) row[c] = source[c * from.stride_column];
+            for (int64_t c = n; c < kPanel; ++c) row[c] = 0;
+        }
+}
+
+static inline void store_state(Panels from, int64_t rows, int64_t columns, Matrix to) {
+    for (int64_t p = 0; p * kPanel < columns; ++p)
+        for (int64_t r = 0; r < rows; ++r) {
+            const float *row = from.panel(p) + r * kPanel;
+            const int64_t n = smaller<int64_t>(kPanel, columns - p * kPanel);
+            float *target = to.data + r * to.stride_row + p * kPanel * to.stride_column;
+            if (to.stride_column == 1 && n == kPanel)
+                for (int v = 0; v < kPanel; v += kLanes) store(target + v, load(row + v));
+            else
+                for (int64_t c = 0; c < n; ++c) target[c * to.stride_column] = row[c];
+        }
+}
+
+}  // namespace FULMEN_ISA
+}  // namespace fulmen
