@@ -1,10 +1,17 @@
 // The workspace, piece by piece.
 #pragma once
 
+#include "fulmen.h"
 #include "panels.h"
 
 namespace fulmen {
 namespace FULMEN_ISA {
+
+// Memory for a call: what the caller gave, or what it allocates. Null if there is none.
+FULMEN_INLINE char *workspace_of(const fulmen_header &header, int64_t bytes) {
+    if (header.workspace && bytes <= header.workspace_bytes) return (char *)header.workspace;
+    return header.allocate ? (char *)header.allocate(larger<int64_t>(bytes, 1)) : nullptr;
+}
 
 // Hands out pieces of the workspace; without memory it only counts.
 class Arena {
@@ -25,6 +32,17 @@ private:
     char *base;
     int64_t used = 0;
 };
+
+// Takes pieces from the workspace of a call: reserve(arena) counts them first. Whether there was memory for them.
+template <class F> bool reserve_workspace(const fulmen_header &header, F reserve) {
+    Arena counting(nullptr);
+    reserve(counting);
+    char *const memory = workspace_of(header, counting.bytes());
+    if (!memory) return false;
+    Arena arena(memory);
+    reserve(arena);
+    return true;
+}
 
 }  // namespace FULMEN_ISA
 }  // namespace fulmen

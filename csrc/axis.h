@@ -22,6 +22,7 @@ public:
     }
 
     bool by_channel() const { return form_ == FULMEN_DECAY_CHANNEL; }
+    bool grows() const { return grows_; }  // whether a log-decay was above 0
     bool decays() const { return form_ != FULMEN_DECAY_NONE; }
     const float *totals() const { return totals_; }  // one per channel
     const ScalarWeights &weights() const { return *weights_; }
@@ -34,7 +35,9 @@ public:
     void begin(int64_t first, int64_t count) {
         if (by_channel()) {
             pack(log_decay_, first, count, size_, factors_);
-            for (int64_t p = 0; p < blocks_; ++p) channel_factors(factors_.panel(p), totals_ + p * kPanel);
+            IntVec positive = {};
+            for (int64_t p = 0; p < blocks_; ++p) channel_factors(factors_.panel(p), totals_ + p * kPanel, positive);
+            grows_ |= any(positive);
             return;
         }
         const bool varies = form_ == FULMEN_DECAY_TOKEN;
@@ -48,6 +51,7 @@ public:
             gather(log_decay_, 0, 1, value);
             for (int64_t t = 0; t < count; ++t) log_decay[t] = value[0];
         }
+        for (int64_t t = 0; t < kChunk; ++t) grows_ |= log_decay[t] > 0;
         scalar_weights(log_decay, *weights_);
         for (int64_t f = 0; f < blocks_ * kPanel; ++f) totals_[f] = weights_->total;
     }
@@ -85,6 +89,7 @@ public:
 private:
     int64_t form_, size_, blocks_;
     Rows log_decay_ = {};
+    bool grows_ = false;
     int64_t prepared_ = -1;  // the number of tokens that the scalar weights are for
     float *totals_;
     ScalarWeights *weights_;

@@ -110,13 +110,17 @@ FULMEN_INLINE Row operator+(Row a, Row b) {
     return a;
 }
 
-// Logarithms to factors, in place; total = exp of their sum over the chunk, one per channel.
-static inline void channel_factors(float *block, float *total) {
+// Logarithms to factors, in place; total = exp of their sum over the chunk, one per channel. `positive` learns of
+// logarithms above 0.
+static inline void channel_factors(float *block, float *total, IntVec &positive) {
     Row sum = {};
     for (int t = 0; t < kChunk; ++t) {
         Row row = load_row(block, t);
         sum = sum + row;
-        for (int v = 0; v < kVecs; ++v) row.x[v] = exp(row.x[v]);
+        for (int v = 0; v < kVecs; ++v) {
+            positive |= row.x[v] > Vec{};
+            row.x[v] = exp(row.x[v]);
+        }
         store_row(block, t, row);
     }
     for (int v = 0; v < kVecs; ++v) sum.x[v] = exp(sum.x[v]);

@@ -7,8 +7,8 @@
  * (pointers, int64, one double) and a caller without a C compiler can pack it directly. Strides count elements, not
  * bytes. A tensor whose data is NULL is absent. The channel dimension of every tensor is dense.
  *
- * Every call returns FULMEN_OK or a code that fulmen_error_text explains; an invalid struct writes nothing.
- * Calls are thread-safe as long as they do not share a workspace or an output.
+ * Every call returns FULMEN_OK or a code that fulmen_error_text explains; what is refused (a positive code) has written
+ * nothing. Calls are thread-safe as long as they do not share a workspace or an output.
  */
 #ifndef FULMEN_H
 #define FULMEN_H
@@ -25,7 +25,7 @@
 extern "C" {
 #endif
 
-#define FULMEN_ABI_VERSION 2
+#define FULMEN_VERSION 3
 #define FULMEN_MAX_SIZE 512 /* D and E run from 1 to this */
 
 enum fulmen_dtype { FULMEN_FLOAT32 = 0, FULMEN_BFLOAT16 = 1, FULMEN_FLOAT16 = 2 };
@@ -57,8 +57,23 @@ enum fulmen_status {
     FULMEN_BAD_OPTION = 7,
     FULMEN_MISSING_TENSOR = 8,
     FULMEN_BAD_STATE = 9,
-    FULMEN_SMALL_WORKSPACE = 10
+    FULMEN_NO_WORKSPACE = 10,
+    FULMEN_BAD_STRUCT = 11,
+    FULMEN_GROWS = -1 /* the call was carried out, and has met a log-decay above 0 */
 };
+
+/* The first words of every call. */
+typedef struct {
+    int64_t bytes;           /* sizeof the call's struct */
+    int64_t version;         /* FULMEN_VERSION */
+    int64_t threads;         /* at least 1 */
+    void *workspace;         /* 64-byte aligned; its contents before and after the call do not matter */
+    int64_t workspace_bytes; /* may be 0 */
+    /* Called at most once, by the caller's thread and before anything is written, when a call needs more workspace than
+     * it was given: memory like it that lasts until the call returns, or NULL, and the call returns
+     * FULMEN_NO_WORKSPACE. May be NULL. */
+    void *(*allocate)(int64_t bytes);
+} fulmen_header;
 
 /* [B, N, heads, channels]; an absent dimension has stride 0. */
 typedef struct {
@@ -69,9 +84,10 @@ typedef struct {
     int64_t stride_head;
 } fulmen_tensor;
 
-/* [B or S, H, D, E], float32, any strides. */
+/* [B or S, H, D, E], any strides; float32 everywhere but in the step. */
 typedef struct {
-    float *data;
+    void *data;
+    int64_t dtype;
     int64_t stride_batch;
     int64_t stride_head;
     int64_t stride_row;    /* from d to d + 1 */
@@ -80,10 +96,10 @@ typedef struct {
 
 /* The part that every call on whole sequences has in common. */
 typedef struct {
-    int64_t abi_version; /* FULMEN_ABI_VERSION */
-    int64_t batch;       /* B; 1 when sequences are packed */
-    int64_t tokens;      /* N */
-    int64_t heads;       /* H; each of the next three divides it, head h reads head h / (H / Hx) */
+    fulmen_header header;
+    int64_t batch;  /* B; 1 when sequences are packed */
+    int64_t tokens; /* N */
+    int64_t heads;  /* H; each of the next three divides it, head h reads head h / (H / Hx) */
     int64_t query_heads;
     int64_t key_heads;
     int64_t value_heads;
@@ -93,7 +109,6 @@ typedef struct {
     const int64_t *cu_seqlens; /* S + 1 offsets from 0 to N, non-decreasing; NULL when not packed */
     int64_t schedule;
     int64_t deterministic; /* nonzero: N is never partitioned, so bits do not depend on the number of threads */
-    int64_t threads;       /* at least 1 */
     int64_t decay_form;
     int64_t decay_v_form;
     double scale;
@@ -101,8 +116,6 @@ typedef struct {
     fulmen_tensor log_decay; /* natural logarithms; each of the two has its own dtype */
     fulmen_tensor log_decay_v;
     fulmen_state initial_state; /* optional */
-    void *workspace;            /* 64-byte aligned; its contents before and after the call do not matter */
-    int64_t workspace_bytes;    /* at least what the call's workspace function returns */
 } fulmen_problem;
 
 typedef struct {
@@ -149,9 +162,10 @@ typedef struct {
 } fulmen_states_backward_call;
 
 /* One token: tensors are [B, heads, channels] (stride_token is ignored), log_decay is [H], [B, H] or [B, H, D].
- * The state is updated in place and must have D or E dense. Needs no workspace. */
+ * The state, of any dtype, is computed in float32 and written in place, rounded once; it must have D or E dense. Needs
+ * no workspace. */
 typedef struct {
-    int64_t abi_version;
+    fulmen_header header;
     int64_t batch;
     int64_t heads;
     int64_t query_heads;
@@ -159,7 +173,6 @@ typedef struct {
     int64_t value_heads;
     int64_t key_size;
     int64_t value_size;
-    int64_t threads;
     int64_t decay_form; /* HEAD and TOKEN both mean one value per head; stride_batch = 0 when it is [H] */
     int64_t decay_v_form;
     double scale;
@@ -182,7 +195,7 @@ enum fulmen_split {
 };
 
 typedef struct {
-    int64_t abi_version;
+    fulmen_header header;
     int64_t batch;
     int64_t tokens; /* M */
     int64_t heads;
@@ -194,19 +207,16 @@ typedef struct {
     const int64_t *lengths; /* [B], each 0 to M, or NULL: all M; tokens after the end are not read */
     int64_t split;
     int64_t round_weights; /* nonzero: for bfloat16 factors the weights of the values may be rounded to it */
-    int64_t threads;
     double scale;
     fulmen_tensor aq, ak, av; /* [B, M or 1, H, rank], one dtype for all six factors */
     fulmen_tensor bq, bk, bv; /* [B, M or 1, rank, channels]: stride_head leads to the next rank */
-    void *workspace;
-    int64_t workspace_bytes;
-    fulmen_tensor output; /* [B, 1, H, E], the factors' dtype or float32 */
+    fulmen_tensor output;     /* [B, 1, H, E], the factors' dtype or float32 */
 } fulmen_tpa_decode_call;
 /* The output gate: o = gate (q kv), kv = sum over the M keys of k v^T; nothing is causal, and all have H heads.
  * kv and qkv = q kv are written by the forward where they are present. The backward reads those that are present, and
  * recomputes the others. */
 typedef struct {
-    int64_t abi_version;
+    fulmen_header header;
     int64_t batch;
     int64_t queries; /* N */
     int64_t keys;    /* M */
@@ -214,15 +224,12 @@ typedef struct {
     int64_t key_size;
     int64_t value_size;
     int64_t deterministic; /* nonzero: N and M are never partitioned, so bits do not depend on B and H */
-    int64_t threads;
-    fulmen_tensor q;    /* [B, N, H, D]; q, k, v, gate share one dtype */
-    fulmen_tensor k;    /* [B, M, H, D] */
-    fulmen_tensor v;    /* [B, M, H, E] */
-    fulmen_tensor gate; /* [B, N, H, E] */
-    fulmen_state kv;    /* optional */
-    fulmen_tensor qkv;  /* optional, [B, N, H, E], float32 */
-    void *workspace;    /* as in fulmen_problem */
-    int64_t workspace_bytes;
+    fulmen_tensor q;       /* [B, N, H, D]; q, k, v, gate share one dtype */
+    fulmen_tensor k;       /* [B, M, H, D] */
+    fulmen_tensor v;       /* [B, M, H, E] */
+    fulmen_tensor gate;    /* [B, N, H, E] */
+    fulmen_state kv;       /* optional */
+    fulmen_tensor qkv;     /* optional, [B, N, H, E], float32 */
 } fulmen_output_gate_problem;
 
 typedef struct {
@@ -236,27 +243,23 @@ typedef struct {
     fulmen_tensor dq, dk, dv, dgate; /* shaped as q, k, v, gate; q's dtype or float32 */
 } fulmen_output_gate_backward_call;
 
-FULMEN_API int64_t fulmen_abi_version(void);
+/* Every call: fulmen_<name> takes a fulmen_<name>_call. */
+#define FULMEN_CALLS(CALL)    \
+    CALL(attention_forward)   \
+    CALL(attention_backward)  \
+    CALL(states_forward)      \
+    CALL(states_backward)     \
+    CALL(step)                \
+    CALL(tpa_decode)          \
+    CALL(output_gate_forward) \
+    CALL(output_gate_backward)
+
+#define FULMEN_DECLARE(name) FULMEN_API int64_t fulmen_##name(const fulmen_##name##_call *call);
+FULMEN_CALLS(FULMEN_DECLARE)
+#undef FULMEN_DECLARE
+
+FULMEN_API int64_t fulmen_version(void);
 FULMEN_API const char *fulmen_error_text(int64_t status);
-
-FULMEN_API int64_t fulmen_attention_forward(const fulmen_attention_forward_call *call);
-FULMEN_API int64_t fulmen_attention_backward(const fulmen_attention_backward_call *call);
-FULMEN_API int64_t fulmen_states_forward(const fulmen_states_forward_call *call);
-FULMEN_API int64_t fulmen_states_backward(const fulmen_states_backward_call *call);
-FULMEN_API int64_t fulmen_step(const fulmen_step_call *call);
-FULMEN_API int64_t fulmen_tpa_decode(const fulmen_tpa_decode_call *call);
-
-/* Bytes of workspace that the same struct needs (its workspace fields are ignored); negative: minus a status. */
-FULMEN_API int64_t fulmen_attention_forward_workspace(const fulmen_attention_forward_call *call);
-FULMEN_API int64_t fulmen_attention_backward_workspace(const fulmen_attention_backward_call *call);
-FULMEN_API int64_t fulmen_states_forward_workspace(const fulmen_states_forward_call *call);
-FULMEN_API int64_t fulmen_states_backward_workspace(const fulmen_states_backward_call *call);
-FULMEN_API int64_t fulmen_tpa_decode_workspace(const fulmen_tpa_decode_call *call);
-
-FULMEN_API int64_t fulmen_output_gate_forward(const fulmen_output_gate_forward_call *call);
-FULMEN_API int64_t fulmen_output_gate_backward(const fulmen_output_gate_backward_call *call);
-FULMEN_API int64_t fulmen_output_gate_forward_workspace(const fulmen_output_gate_forward_call *call);
-FULMEN_API int64_t fulmen_output_gate_backward_workspace(const fulmen_output_gate_backward_call *call);
 
 /* ISA builds inside this library, best first: fulmen_isa_name(0 .. fulmen_isa_count() - 1). At load the first that
  * this machine supports is chosen, or the one named by the environment variable FULMEN_ISA. */

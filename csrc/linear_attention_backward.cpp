@@ -165,6 +165,11 @@ struct Plan {
     double *sums;     // the decay gradient of each head and segment, over its tokens
     char *summaries;  // of the state and of its gradient, for each head and segment
     char *memory;     // of each head that is walked at a time
+    bool reserve(const fulmen_problem &p) {
+        return reserve_workspace(p.header, [&](Arena &arena) { reserve(arena, p); });
+    }
+
+private:
     void reserve(Arena &arena, const fulmen_problem &p) {
         sums = (double *)arena.floats(2 * heads * segments);
         if (segments > 1) summaries = (char *)arena.floats(2 * heads * segments * Summary::bytes(p, p.value_size) / 4);
@@ -283,17 +288,10 @@ void walk_segments(const fulmen_attention_backward_call &call, const Plan &plan)
 
 }  // namespace
 
-int64_t attention_backward_workspace(const fulmen_attention_backward_call &call) {
-    Arena counting(nullptr);
-    Plan(call).reserve(counting, call.problem);
-    return counting.bytes();
-}
-
 int64_t attention_backward(const fulmen_attention_backward_call &call) {
     const fulmen_problem &p = call.problem;
     Plan plan(call);
-    Arena arena(p.workspace);
-    plan.reserve(arena, p);
+    if (!plan.reserve(p)) return FULMEN_NO_WORKSPACE;
     if (plan.group > 1)
         plan.teams(p).for_each(plan.heads, plan.memory, plan.head_bytes,
                                [&](const Team &team) { walk_together(call, plan, team); });

@@ -19,7 +19,7 @@ struct Plan {
         slices = slices_of(heads, threads, p.value_size);
         segments = segments_for(p, head_slices(), threads);
         if (may_partition(p) && p.schedule == FULMEN_PARALLEL)
-            segments = larger(segments, larger<int64_t>(2, p.threads));
+            segments = larger(segments, larger<int64_t>(2, p.header.threads));
         threads = larger<int64_t>(1, smaller(threads, head_slices() * segments));
     }
     int64_t head_slices() const { return heads * slices.count; }
@@ -48,15 +48,17 @@ HeadSlice head_slice(const fulmen_attention_forward_call &call, const Plan &plan
     return x;
 }
 
-void attend_whole(const fulmen_attention_forward_call &call, const HeadSlice &x, Arena arena) {
+// Both return whether a log-decay was above 0.
+bool attend_whole(const fulmen_attention_forward_call &call, const HeadSlice &x, Arena arena) {
     ForwardWorker worker(arena, call.problem, x.columns);
     load_state(x.initial, call.problem.key_size, x.columns, worker.state);
     worker.start(x.head);
     worker.attend(x.output, 0, x.sequence.tokens);
     if (x.final.present()) store_state(worker.state, call.problem.key_size, x.columns, x.final);
+    return worker.grows();
 }
 
-void attend_token_by_token(const fulmen_attention_forward_call &call, const HeadSlice &x, Arena arena) {
+bool attend_token_by_token(const fulmen_attention_forward_call &call, const HeadSlice &x, Arena arena) {
     const fulmen_problem &p = call.problem;
     TokenBuffer buffer(arena, p.key_size, x.columns);
     const int64_t stride = padded(x.columns);
@@ -66,13 +68,13 @@ void attend_token_by_token(const fulmen_attention_forward_call &call, const Head
             state[d * stride + e] = x.initial.present() ? *x.initial.at(d, e) : 0.0f;
     for (int64_t t = 0; t < x.sequence.tokens; ++t) {
         const Rows log_decay = p.decay_form == FULMEN_DECAY_HEAD ? x.head.log_decay : x.head.log_decay.from(t, 0);
-        sweep_rows(state, stride, p.key_size, x.columns,
+        sweep_rows(Float32(), state, stride, p.key_size, x.columns,
                    buffer.load(x.head, t, p.decay_form, log_decay, p.decay_v_form, (float)p.scale));
         buffer.store_output(x.output, t);
     }
-    if (!x.final.present()) return;
-    for (int64_t d = 0; d < p.key_size; ++d)
+    for (int64_t d = 0; d < p.key_size && x.final.present(); ++d)
         for (int64_t e = 0; e < x.columns; ++e) *x.final.at(d, e) = state[d * stride + e];
+    return buffer.grows();
 }
 
 int64_t worker_bytes(const fulmen_problem &p, const Plan &plan) {
@@ -88,32 +90,28 @@ int64_t worker_bytes(const fulmen_problem &p, const Plan &plan) {
 
 }  // namespace
 
-int64_t attention_forward_workspace(const fulmen_attention_forward_call &call) {
-    const Plan plan(call.problem);
-    const int64_t summaries = plan.segments > 1 ? plan.head_slices() * plan.segments : 0;
-    return plan.threads * worker_bytes(call.problem, plan) +
-           summaries * Summary::bytes(call.problem, plan.slices.width);
-}
-
 int64_t attention_forward(const fulmen_attention_forward_call &call) {
     const fulmen_problem &p = call.problem;
     const Plan plan(p);
-    const int64_t per_worker = worker_bytes(p, plan);
-    auto memory_of = [&](int64_t worker) { return Arena((char *)p.workspace + worker * per_worker); };
+    const int64_t segments = plan.segments, per_worker = worker_bytes(p, plan);
+    const int64_t per_summary = segments > 1 ? Summary::bytes(p, plan.slices.width) : 0;
+    char *const workspace =
+        workspace_of(p.header, plan.threads * per_worker + plan.head_slices() * segments * per_summary);
+    if (!workspace) return FULMEN_NO_WORKSPACE;
+    auto memory_of = [&](int64_t worker) { return Arena(workspace + worker * per_worker); };
 
-    if (plan.segments == 1 || p.schedule == FULMEN_RECURRENT) {
+    Notice grows;
+    if (segments == 1 || p.schedule == FULMEN_RECURRENT) {
         parallel_for(plan.threads, plan.head_slices(), [&](int64_t index, int64_t worker) {
             const HeadSlice x = head_slice(call, plan, index);
-            p.schedule == FULMEN_RECURRENT ? attend_token_by_token(call, x, memory_of(worker))
-                                           : attend_whole(call, x, memory_of(worker));
+            grows |= p.schedule == FULMEN_RECURRENT ? attend_token_by_token(call, x, memory_of(worker))
+                                                    : attend_whole(call, x, memory_of(worker));
         });
-        return FULMEN_OK;
+        return grows ? FULMEN_GROWS : FULMEN_OK;
     }
 
-    const int64_t segments = plan.segments, bytes = Summary::bytes(p, plan.slices.width);
-    char *summaries = (char *)p.workspace + plan.threads * per_worker;
     auto summary_of = [&](const HeadSlice &x, int64_t part) {
-        Arena arena(summaries + part * bytes);
+        Arena arena(workspace + plan.threads * per_worker + part * per_summary);
         return Summary(arena, p.key_size, x.columns);
     };
     auto for_each_segment = [&](auto f) {
@@ -144,9 +142,10 @@ int64_t attention_forward(const fulmen_attention_forward_call &call) {
         [&](const HeadSlice &x, Summary summary, ForwardWorker &run, int64_t first, int64_t last, bool ends) {
             summary.restore(run.state);
             run.attend(x.output, first, last);
+            grows |= run.grows();
             if (ends && x.final.present()) store_state(run.state, p.key_size, x.columns, x.final);
         });
-    return FULMEN_OK;
+    return grows ? FULMEN_GROWS : FULMEN_OK;
 }
 
 }  // namespace FULMEN_ISA

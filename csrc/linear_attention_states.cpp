@@ -62,26 +62,24 @@ int64_t totals_bytes(const fulmen_problem &p, const Plan &plan) {
 
 }  // namespace
 
-int64_t states_forward_workspace(const fulmen_states_forward_call &call) {
-    const fulmen_problem &p = call.problem;
-    const Plan plan(call);
-    return plan.threads * worker_bytes(p, plan) +
-           (plan.parallel ? plan.head_slices * plan.chunks * totals_bytes(p, plan) : 0);
-}
-
 int64_t states_forward(const fulmen_states_forward_call &call) {
     const fulmen_problem &p = call.problem;
     const Plan plan(call);
-    const int64_t per_worker = worker_bytes(p, plan), per_totals = totals_bytes(p, plan);
+    const int64_t per_worker = worker_bytes(p, plan), per_totals = plan.parallel ? totals_bytes(p, plan) : 0;
+    char *const workspace =
+        workspace_of(p.header, plan.threads * per_worker + plan.head_slices * plan.chunks * per_totals);
+    if (!workspace) return FULMEN_NO_WORKSPACE;
+    Notice grows;
     auto with_worker = [&](int64_t index, int64_t worker, auto f) {
         const HeadSlice x = head_slice(call, plan, index);
-        Arena arena((char *)p.workspace + worker * per_worker);
+        Arena arena(workspace + worker * per_worker);
         StateWorker run(arena, p, x.columns);
         run.start(x.head);
         f(x, run);
+        grows |= run.grows();
     };
     auto totals_of = [&](const HeadSlice &x, int64_t index, int64_t chunk) {
-        Arena arena((char *)p.workspace + plan.threads * per_worker + (index * plan.chunks + chunk) * per_totals);
+        Arena arena(workspace + plan.threads * per_worker + (index * plan.chunks + chunk) * per_totals);
         return Totals(arena, p.key_size, x.columns);
     };
     auto chunk_start = [&](int64_t chunk) { return smaller(p.tokens, chunk * call.chunk_size); };
@@ -98,7 +96,7 @@ int64_t states_forward(const fulmen_states_forward_call &call) {
                 store_state(run.state, p.key_size, x.columns, x.state(plan.chunks));
             });
         });
-        return FULMEN_OK;
+        return grows ? FULMEN_GROWS : FULMEN_OK;
     }
 
     // Every chunk from nothing, its result where the next chunk's entering state belongs; then fold from the left.
@@ -124,7 +122,7 @@ int64_t states_forward(const fulmen_states_forward_call &call) {
                           });
         });
     });
-    return FULMEN_OK;
+    return grows ? FULMEN_GROWS : FULMEN_OK;
 }
 
 }  // namespace FULMEN_ISA

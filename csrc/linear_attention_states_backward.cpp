@@ -109,6 +109,11 @@ struct Plan {
         head_bytes = counting.bytes();
     }
     Teams teams(const fulmen_problem &p) const { return Teams(p, threads, group); }
+    bool reserve(const fulmen_problem &p) {
+        return reserve_workspace(p.header, [&](Arena &arena) { reserve(arena, p); });
+    }
+
+private:
     void reserve(Arena &arena, const fulmen_problem &p) {
         sums = (double *)arena.floats(2 * heads);
         memory = (char *)arena.floats(teams(p).count * teams(p).heads * head_bytes / 4);
@@ -154,16 +159,9 @@ void walk(const fulmen_states_backward_call &call, const Plan &plan, const Team 
 
 }  // namespace
 
-int64_t states_backward_workspace(const fulmen_states_backward_call &call) {
-    Arena counting(nullptr);
-    Plan(call).reserve(counting, call.problem);
-    return counting.bytes();
-}
-
 int64_t states_backward(const fulmen_states_backward_call &call) {
     Plan plan(call);
-    Arena arena(call.problem.workspace);
-    plan.reserve(arena, call.problem);
+    if (!plan.reserve(call.problem)) return FULMEN_NO_WORKSPACE;
     plan.teams(call.problem).for_each(plan.heads, plan.memory, plan.head_bytes, [&](const Team &team) {
         walk(call, plan, team);
     });

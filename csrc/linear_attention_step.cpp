@@ -8,7 +8,8 @@ namespace FULMEN_ISA {
 int64_t step(const fulmen_step_call &call) {
     // A thread is worth waking for some 64 KiB of state.
     const int64_t heads = call.batch * call.heads, cells = call.key_size * call.value_size;
-    const int64_t threads = smaller(call.threads, 1 + heads * cells / 16384);
+    const int64_t threads = smaller(call.header.threads, 1 + heads * cells / 16384);
+    Notice grows;
     parallel_for_in_place(threads, heads, [&](int64_t index) {
         const int64_t batch = index / call.heads, h = index % call.heads;
         Head head;
@@ -23,14 +24,17 @@ int64_t step(const fulmen_step_call &call) {
         TokenBuffer buffer(arena, call.key_size, call.value_size);
         const Token token = buffer.load(head, 0, call.decay_form, log_decay, call.decay_v_form, (float)call.scale);
         const fulmen_state &s = call.state;
-        float *state = s.data + batch * s.stride_batch + h * s.stride_head;
-        if (s.stride_column == 1)
-            sweep_rows(state, s.stride_row, call.key_size, call.value_size, token);
-        else
-            sweep_columns(state, s.stride_column, call.key_size, call.value_size, token);
+        with_type(s.dtype, [&](auto type) {
+            auto *state = (typename decltype(type)::Stored *)s.data + batch * s.stride_batch + h * s.stride_head;
+            if (s.stride_column == 1)
+                sweep_rows(type, state, s.stride_row, call.key_size, call.value_size, token);
+            else
+                sweep_columns(type, state, s.stride_column, call.key_size, call.value_size, token);
+        });
         buffer.store_output(rows_of(call.output, batch, h), 0);
+        grows |= buffer.grows();
     });
-    return FULMEN_OK;
+    return grows ? FULMEN_GROWS : FULMEN_OK;
 }
 
 }  // namespace FULMEN_ISA

@@ -56,8 +56,8 @@ struct Plan {
     Plan(const fulmen_output_gate_problem &p, double products) : p(p), queries(p, p.queries), keys(p, p.keys) {
         heads = p.batch * p.heads;
         const double pairs = (double)heads * (double)(p.queries + p.keys) * (double)(p.key_size * p.value_size);
-        threads = worthwhile_threads(p.threads, 2 * products * pairs);
-        round = smaller(heads, larger(kTasks, 4 * p.threads));
+        threads = worthwhile_threads(p.header.threads, 2 * products * pairs);
+        round = smaller(heads, larger(kTasks, 4 * p.header.threads));
     }
     int64_t matrix() const {
         return larger(panels_size(p.key_size, p.value_size), panels_size(p.value_size, p.key_size));
@@ -184,10 +184,11 @@ class Round {
 public:
     int64_t first = 0, count = 0;  // heads
 
-    Round(const Plan &plan, bool backward)
+    Round(const Plan &plan, bool backward, char *workspace)
         : plan(plan),
           p(plan.p),
-          arena(plan.p.workspace),
+          workspace(workspace),
+          arena(workspace),
           kv(arena, plan, plan.keys.count),
           dkv(arena, plan, backward ? plan.queries.count : 0),
           transposed(arena, plan, backward) {}
@@ -279,6 +280,7 @@ public:
 private:
     const Plan &plan;
     const fulmen_output_gate_problem &p;
+    char *const workspace;
     Arena arena;
     Sums kv, dkv;
     Transposes transposed;
@@ -313,7 +315,7 @@ private:
         parallel_for(plan.threads, groups * partition.count, [&](int64_t task, int64_t worker) {
             const int64_t head = task / partition.count * together, index = task % partition.count;
             f(Walk{head, smaller(together, count - head), index, partition[index]},
-              Arena((char *)p.workspace + arena.bytes() + worker * bytes));
+              Arena(workspace + arena.bytes() + worker * bytes));
         });
     }
     template <class F> void for_each_head(F f) const {
@@ -321,9 +323,12 @@ private:
     }
 };
 
-template <class F> int64_t for_each_round(Round round, int64_t heads, int64_t most, F f) {
-    for (; round.first < heads; round.first += round.count) {
-        round.count = smaller(most, heads - round.first);
+template <class F> int64_t for_each_round(const Plan &plan, bool backward, F f) {
+    char *const workspace = workspace_of(plan.p.header, Round(plan, backward, nullptr).bytes());
+    if (!workspace) return FULMEN_NO_WORKSPACE;
+    Round round(plan, backward, workspace);
+    for (; round.first < plan.heads; round.first += round.count) {
+        round.count = smaller(plan.round, plan.heads - round.first);
         f(round);
     }
     return FULMEN_OK;
@@ -333,17 +338,9 @@ constexpr double kForwardProducts = 1, kBackwardProducts = 2.5;  // for each que
 
 }  // namespace
 
-int64_t output_gate_forward_workspace(const fulmen_output_gate_forward_call &call) {
-    return Round(Plan(call.problem, kForwardProducts), false).bytes();
-}
-
-int64_t output_gate_backward_workspace(const fulmen_output_gate_backward_call &call) {
-    return Round(Plan(call.problem, kBackwardProducts), true).bytes();
-}
-
 int64_t output_gate_forward(const fulmen_output_gate_forward_call &call) {
     const Plan plan(call.problem, kForwardProducts);
-    return for_each_round(Round(plan, false), plan.heads, plan.round, [&](const Round &round) {
+    return for_each_round(plan, false, [&](const Round &round) {
         round.sum_keys();
         if (call.problem.kv.data) round.store_kv();
         round.answer_queries(call.output);
@@ -352,7 +349,7 @@ int64_t output_gate_forward(const fulmen_output_gate_forward_call &call) {
 
 int64_t output_gate_backward(const fulmen_output_gate_backward_call &call) {
     const Plan plan(call.problem, kBackwardProducts);
-    return for_each_round(Round(plan, true), plan.heads, plan.round, [&](const Round &round) {
+    return for_each_round(plan, true, [&](const Round &round) {
         call.problem.kv.data ? round.load_kv() : round.sum_keys();
         round.differentiate_queries(call);
         round.differentiate_keys(call);

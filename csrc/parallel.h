@@ -43,6 +43,18 @@ template <class F> static inline void parallel_for(int64_t threads, int64_t task
     run_tasks(threads, tasks, [](void *context, int64_t task, int64_t worker) { (*(F *)context)(task, worker); }, &f);
 }
 
+// What any of the tasks may notice. (std::atomic is not of this build's namespace.)
+class Notice {
+public:
+    void operator|=(bool noticed) {
+        if (noticed) __atomic_store_n(&noticed_, true, __ATOMIC_RELAXED);
+    }
+    operator bool() const { return __atomic_load_n(&noticed_, __ATOMIC_RELAXED); }
+
+private:
+    bool noticed_ = false;
+};
+
 // begin(worker), compute(turn) and collect(step, worker, slot); see run_in_order.
 template <class Begin, class Compute, class Collect>
 static inline void parallel_in_order(int64_t threads, int64_t steps, Begin begin, Compute compute, Collect collect) {

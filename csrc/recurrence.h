@@ -15,70 +15,91 @@ struct Token {
     float *o;                    // one per value channel
 };
 
-// A state with dense rows: s[d][e]. Whole rows, or eight cache lines of them, one row after the other: the order that
-// hardware prefetchers follow. Their outputs stay in registers with AVX-512, else in L1.
-template <int Vecs, bool WithValueFactors>
-FULMEN_INLINE void sweep_columns_of_rows(float *state, int64_t stride, int64_t d_count, int64_t e, const Token &x) {
+// Some rows of a state, from column e on: Vecs vectors, or one of which only n columns exist.
+template <int Rows, int Vecs, bool WithValueFactors, class T>
+FULMEN_INLINE void sweep_some(T type, typename T::Stored *state, int64_t stride, int64_t d, int64_t e, int64_t n,
+                              const Token &x, const Vec (&v)[Vecs], Vec (&o)[Vecs]) {
+    Vec factor[Rows], k[Rows], q[Rows];
+#pragma GCC unroll 4
+    for (int r = 0; r < Rows; ++r) {
+        factor[r] = broadcast(x.key_factors[d + r]);
+        k[r] = broadcast(x.k[d + r]);
+        q[r] = broadcast(x.q[d + r]);
+    }
+#pragma GCC unroll 32
+    for (int c = 0; c < Vecs; ++c) {
+#pragma GCC unroll 4
+        for (int r = 0; r < Rows; ++r) {
+            typename T::Stored *place = state + (d + r) * stride + e + c * kLanes;
+            Vec s = (Vecs == 1 ? load_some(type, place, n) : load_as(type, place)) * factor[r];
+            if constexpr (WithValueFactors) s *= load(x.value_factors + e + c * kLanes);
+            s += v[c] * k[r];
+            Vecs == 1 ? store_some(type, place, s, n) : store_as(type, place, s);
+            o[c] += s * q[r];
+        }
+    }
+}
+
+// A state with dense rows: s[d][e]. Whole rows, or eight cache lines of them, a few rows after the others: the order
+// that hardware prefetchers follow. Outputs stay in registers with AVX-512. Without, they stay in L1, and each is read
+// and written once for four rows.
+template <int Vecs, bool WithValueFactors, class T>
+FULMEN_INLINE void sweep_columns_of_rows(T type, typename T::Stored *state, int64_t stride, int64_t d_count, int64_t e,
+                                         int64_t n, const Token &x) {
+#if defined(__AVX512F__)
+    constexpr int kRows = 1;
+#else
+    constexpr int kRows = 4;
+#endif
     Vec o[Vecs] = {}, v[Vecs];
 #pragma GCC unroll 32
     for (int c = 0; c < Vecs; ++c) v[c] = load(x.v + e + c * kLanes);
-    for (int64_t d = 0; d < d_count; ++d) {
-        float *row = state + d * stride + e;
-        const Vec factor = broadcast(x.key_factors[d]), k = broadcast(x.k[d]), q = broadcast(x.q[d]);
-#pragma GCC unroll 32
-        for (int c = 0; c < Vecs; ++c) {
-            Vec s = load(row + c * kLanes) * factor;
-            if constexpr (WithValueFactors) s *= load(x.value_factors + e + c * kLanes);
-            s += v[c] * k;
-            store(row + c * kLanes, s);
-            o[c] += s * q;
-        }
-    }
+    int64_t d = 0;
+    for (; d + kRows <= d_count; d += kRows)
+        sweep_some<kRows, Vecs, WithValueFactors>(type, state, stride, d, e, n, x, v, o);
+    for (; d < d_count; ++d) sweep_some<1, Vecs, WithValueFactors>(type, state, stride, d, e, n, x, v, o);
 #pragma GCC unroll 32
     for (int c = 0; c < Vecs; ++c) store(x.o + e + c * kLanes, o[c]);
 }
 
-template <bool WithValueFactors>
-FULMEN_INLINE void sweep_all_rows(float *state, int64_t stride, int64_t d_count, int64_t e_count, const Token &x) {
+template <bool WithValueFactors, class T> FULMEN_INLINE void sweep_all_rows(T type, typename T::Stored *state,
+                                                                            int64_t stride, int64_t d_count,
+                                                                            int64_t e_count, const Token &x) {
     constexpr int kTogether = 128 / kLanes;
     int64_t e = 0;
     for (; e + kTogether * kLanes <= e_count; e += kTogether * kLanes)
-        sweep_columns_of_rows<kTogether, WithValueFactors>(state, stride, d_count, e, x);
-    for (; e + kLanes <= e_count; e += kLanes) sweep_columns_of_rows<1, WithValueFactors>(state, stride, d_count, e, x);
-    for (; e < e_count; ++e) {
-        x.o[e] = 0;
-        for (int64_t d = 0; d < d_count; ++d) {
-            float &s = state[d * stride + e];
-            s *= x.key_factors[d];
-            if constexpr (WithValueFactors) s *= x.value_factors[e];
-            s += x.v[e] * x.k[d];
-            x.o[e] += s * x.q[d];
-        }
-    }
+        sweep_columns_of_rows<kTogether, WithValueFactors>(type, state, stride, d_count, e, kLanes, x);
+    for (; e < e_count; e += kLanes)
+        sweep_columns_of_rows<1, WithValueFactors>(type, state, stride, d_count, e, e_count - e, x);
 }
 
-static inline void sweep_rows(float *state, int64_t stride, int64_t d_count, int64_t e_count, const Token &x) {
-    x.value_factors ? sweep_all_rows<true>(state, stride, d_count, e_count, x)
-                    : sweep_all_rows<false>(state, stride, d_count, e_count, x);
+template <class T> static inline void sweep_rows(T type, typename T::Stored *state, int64_t stride, int64_t d_count,
+                                                 int64_t e_count, const Token &x) {
+    x.value_factors ? sweep_all_rows<true>(type, state, stride, d_count, e_count, x)
+                    : sweep_all_rows<false>(type, state, stride, d_count, e_count, x);
 }
 
 // A state with dense columns: s[e][d] in memory.
-static inline void sweep_columns(float *state, int64_t stride, int64_t d_count, int64_t e_count, const Token &x) {
+template <class T> static inline void sweep_columns(T type, typename T::Stored *state, int64_t stride, int64_t d_count,
+                                                    int64_t e_count, const Token &x) {
     for (int64_t e = 0; e < e_count; ++e) {
-        float *column = state + e * stride;
+        typename T::Stored *column = state + e * stride;
         const float v = x.v[e], factor = x.value_factors ? x.value_factors[e] : 1.0f;
+        auto advanced = [&](int64_t d, Vec s) { return s * (load(x.key_factors + d) * factor) + load(x.k + d) * v; };
         Vec sum = {};
         int64_t d = 0;
         for (; d + kLanes <= d_count; d += kLanes) {
-            const Vec s = load(column + d) * (load(x.key_factors + d) * factor) + load(x.k + d) * v;
-            store(column + d, s);
+            const Vec s = advanced(d, load_as(type, column + d));
+            store_as(type, column + d, s);
             sum += load(x.q + d) * s;
         }
-        float o = sum_lanes(sum);
-        for (; d < d_count; ++d) {
-            column[d] = column[d] * (x.key_factors[d] * factor) + x.k[d] * v;
-            o += x.q[d] * column[d];
+        float o = sum_lanes(sum), rest[kLanes];
+        if (d < d_count) {
+            const Vec s = advanced(d, load_some(type, column + d, d_count - d));
+            store_some(type, column + d, s, d_count - d);
+            store(rest, s);
         }
+        for (int64_t l = 0; d + l < d_count; ++l) o += x.q[d + l] * rest[l];
         x.o[e] = o;
     }
 }
@@ -118,6 +139,8 @@ public:
         return {q, k, v, key_factors, decay_v_form != FULMEN_DECAY_NONE ? value_factors : nullptr, o};
     }
 
+    bool grows() const { return grows_; }  // whether a log-decay was above 0
+
     void store_output(Rows output, int64_t t) const {
         with_type(output.dtype, [&](auto type) {
             store_channels(type, o, e_count, (typename decltype(type)::Stored *)output.row(t));
@@ -129,12 +152,19 @@ private:
         with_type(rows.dtype,
                   [&](auto type) { load_channels(type, (const typename decltype(type)::Stored *)rows.row(t), n, to); });
     }
-    static void exp_in_place(float *x, int64_t n) {
-        for (int64_t f = 0; f < n; f += kLanes) store(x + f, exp(FULMEN_ISA::load(x + f)));
+    void exp_in_place(float *x, int64_t n) {
+        IntVec positive = {};
+        for (int64_t f = 0; f < n; f += kLanes) {
+            const Vec log_factor = FULMEN_ISA::load(x + f);
+            positive |= log_factor > Vec{};
+            store(x + f, exp(log_factor));
+        }
+        grows_ |= any(positive);
     }
 
     int64_t d_count, e_count;
     float *q, *k, *v, *key_factors, *value_factors, *o;
+    bool grows_ = false;
 };
 
 }  // namespace FULMEN_ISA

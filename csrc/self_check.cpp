@@ -42,6 +42,17 @@ double loss(const std::vector<float> &q, const std::vector<float> &k, const std:
 
 fulmen_tensor tensor(std::vector<float> &x, int64_t size) { return {x.data(), FULMEN_FLOAT32, 0, size, 0}; }
 
+// Every call of a check in turn has all of it.
+void *allocate(int64_t bytes) {
+    static thread_local std::vector<char> memory;
+    memory.resize((size_t)bytes + 64);
+    return (void *)(((uintptr_t)memory.data() + 63) / 64 * 64);
+}
+
+template <class Call> fulmen_header header_of(const Call &) {
+    return {sizeof(Call), FULMEN_VERSION, 1, nullptr, 0, allocate};
+}
+
 bool close(double a, double b) { return fabs(a - b) <= 1e-4 * (1 + fabs(b)); }
 
 // Tensor-product attention with ragged sizes and ranks above one, against the plain formula.
@@ -54,8 +65,8 @@ bool tpa_decode_is_right(const Kernels &kernels) {
         return fulmen_tensor{x.data(), FULMEN_FLOAT32, 0, rows * columns, columns};
     };
     fulmen_tpa_decode_call call = {};
-    call.abi_version = FULMEN_ABI_VERSION;
-    call.batch = call.threads = 1;
+    call.header = header_of(call);
+    call.batch = 1;
     call.tokens = M;
     call.heads = H;
     call.query_rank = R;
@@ -71,9 +82,6 @@ bool tpa_decode_is_right(const Kernels &kernels) {
     call.bk = factor(bk, Rk, D);
     call.bv = factor(bv, Rv, E);
     call.output = factor(o, H, E);
-    call.workspace_bytes = kernels.tpa_decode_workspace(call);
-    std::vector<char> workspace((size_t)call.workspace_bytes + 64);
-    call.workspace = (void *)(((uintptr_t)workspace.data() + 63) / 64 * 64);
     if (kernels.tpa_decode(call)) return false;
 
     for (int64_t h = 0; h < H; ++h) {
@@ -123,17 +131,14 @@ bool gate_is_right(const Kernels &kernels, int64_t dtype) {
     std::vector<float> o(g.size()), dq(q.size()), dk(k.size()), dv(v.size()), dg(g.size());
     fulmen_output_gate_forward_call forward = {};
     fulmen_output_gate_problem &p = forward.problem;
-    p.abi_version = FULMEN_ABI_VERSION;
-    p.batch = p.heads = p.threads = 1;
+    p.header = header_of(forward);
+    p.batch = p.heads = 1;
     p.queries = p.keys = N;
     p.key_size = D;
     p.value_size = E;
     p.q = given[0].tensor(), p.k = given[1].tensor(), p.v = given[2].tensor(), p.gate = given[3].tensor();
     forward.output = tensor(o, E);
     fulmen_output_gate_backward_call backward = {p, p.gate, tensor(dq, D), tensor(dk, D), tensor(dv, E), tensor(dg, E)};
-    const int64_t needed = kernels.output_gate_backward_workspace(backward);  // the forward needs less
-    std::vector<char> workspace((size_t)(needed + 64));
-    p.workspace = backward.problem.workspace = (void *)(((uintptr_t)workspace.data() + 63) / 64 * 64);
     if (kernels.output_gate_forward(forward) || kernels.output_gate_backward(backward)) return false;
 
     // With dkv = sum over n of q (g g)^T, all in double: o = g (q kv), dq = (g g) kv^T, dk = v dkv^T, dv = k dkv.
@@ -175,8 +180,8 @@ bool attention_is_right(const Kernels &kernels) {
 
     fulmen_attention_forward_call forward = {};
     fulmen_problem &p = forward.problem;
-    p.abi_version = FULMEN_ABI_VERSION;
-    p.batch = p.heads = p.query_heads = p.key_heads = p.value_heads = p.threads = 1;
+    p.header = header_of(forward);
+    p.batch = p.heads = p.query_heads = p.key_heads = p.value_heads = 1;
     p.tokens = N;
     p.key_size = D;
     p.value_size = E;
@@ -198,10 +203,6 @@ bool attention_is_right(const Kernels &kernels) {
     backward.dv = tensor(dv, E);
     backward.dlog_decay = tensor(dlog_decay, D);
 
-    const int64_t a = kernels.attention_forward_workspace(forward);
-    const int64_t b = kernels.attention_backward_workspace(backward);
-    std::vector<char> workspace((size_t)((a > b ? a : b) + 64));
-    p.workspace = backward.problem.workspace = (void *)(((uintptr_t)workspace.data() + 63) / 64 * 64);
     if (kernels.attention_forward(forward) || kernels.attention_backward(backward)) return false;
 
     std::vector<double> expected(o.size());

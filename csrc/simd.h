@@ -57,6 +57,13 @@ FULMEN_INLINE float sum_lanes(Vec x) {
     return lanes[0];
 }
 
+FULMEN_INLINE bool any(IntVec x) {
+    int32_t lanes[kLanes], all = 0;
+    memcpy(lanes, &x, sizeof x);
+    for (int l = 0; l < kLanes; ++l) all |= lanes[l];
+    return all != 0;
+}
+
 // exp to about one unit in the last place. Below the smallest normal number the result is 0, so exp(-inf) is exactly 0.
 FULMEN_INLINE Vec exp(Vec x) {
     const Vec lowest = broadcast(-87.33654f), highest = broadcast(88.72283f);

@@ -7,6 +7,7 @@
 namespace fulmen {
 namespace FULMEN_ISA {
 
+// Of floats.
 struct Matrix {
     float *data;
     int64_t stride_row, stride_column;
@@ -16,7 +17,8 @@ struct Matrix {
 };
 
 FULMEN_INLINE Matrix matrix_of(const fulmen_state &x, int64_t batch, int64_t head) {
-    return {x.data ? x.data + batch * x.stride_batch + head * x.stride_head : nullptr, x.stride_row, x.stride_column};
+    float *const data = (float *)x.data;
+    return {data ? data + batch * x.stride_batch + head * x.stride_head : nullptr, x.stride_row, x.stride_column};
 }
 
 // Padding is zero; so is an absent state.

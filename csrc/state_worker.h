@@ -38,6 +38,8 @@ public:
         }
     }
 
+    bool grows() const { return key.grows() || value.grows(); }
+
     Axis key, value;
     Panels state;
 

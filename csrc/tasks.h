@@ -47,7 +47,7 @@ FULMEN_INLINE Head head_of(const fulmen_problem &p, const Sequence &s, int64_t h
 }
 
 FULMEN_INLINE int64_t useful_threads(const fulmen_problem &p, double flops_per_token) {
-    return worthwhile_threads(p.threads, flops_per_token * (double)p.batch * (double)p.tokens * (double)p.heads);
+    return worthwhile_threads(p.header.threads, flops_per_token * (double)p.batch * (double)p.tokens * (double)p.heads);
 }
 
 // The value channels are partitioned into slices of whole panels when heads alone do not occupy the threads evenly.

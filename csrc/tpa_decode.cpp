@@ -346,7 +346,7 @@ struct Plan {
             2.0 * (double)c.batch * (double)c.tokens *
             (double)(c.key_rank * c.query_rank * (c.key_size + c.heads) + c.value_rank * c.heads * c.value_size);
         slices = larger<int64_t>(1, (c.tokens + kSlice - 1) / kSlice);
-        threads = worthwhile_threads(c.threads, flops);
+        threads = worthwhile_threads(c.header.threads, flops);
         split = c.split;
         if (split == FULMEN_SPLIT_AUTO)
             split = threads == 1                  ? FULMEN_SPLIT_BATCH
@@ -370,9 +370,9 @@ public:
           per_worker(bytes_of([&](Arena &arena) { Decoder<Element>(arena, call, plan.group); })),
           per_partial(bytes_of([&](Arena &arena) { Partial(arena, plan.group, call.value_size); })) {}
 
-    int64_t workspace() const { return plan.threads * per_worker + plan.partials() * per_partial; }
-
-    int64_t run() const {
+    int64_t run() {
+        workspace = workspace_of(call.header, plan.threads * per_worker + plan.partials() * per_partial);
+        if (!workspace) return FULMEN_NO_WORKSPACE;
         plan.partitions_sequences() ? attend_slices() : attend_samples();
         return FULMEN_OK;
     }
@@ -381,6 +381,7 @@ private:
     const fulmen_tpa_decode_call &call;
     const Plan plan;
     const int64_t per_worker, per_partial;
+    char *workspace = nullptr;
 
     template <class F> static int64_t bytes_of(F f) {
         Arena counting(nullptr);
@@ -388,11 +389,11 @@ private:
         return counting.bytes();
     }
     Decoder<Element> decoder(int64_t worker) const {
-        Arena arena((char *)call.workspace + worker * per_worker);
+        Arena arena(workspace + worker * per_worker);
         return Decoder<Element>(arena, call, plan.group);
     }
     Partial partial(int64_t index) const {
-        Arena arena((char *)call.workspace + plan.threads * per_worker + index * per_partial);
+        Arena arena(workspace + plan.threads * per_worker + index * per_partial);
         return Partial(arena, plan.group, call.value_size);
     }
     int64_t length_of(int64_t batch) const { return call.lengths ? call.lengths[batch] : call.tokens; }
@@ -472,19 +473,11 @@ private:
     }
 };
 
-template <class F> int64_t with_call(const fulmen_tpa_decode_call &call, F f) {
-    return with_element(forms_query(call) ? (int64_t)FULMEN_FLOAT32 : call.bk.dtype,
-                        [&](auto element) { return f(Call<decltype(element)>(call)); });
-}
-
 }  // namespace
 
-int64_t tpa_decode_workspace(const fulmen_tpa_decode_call &call) {
-    return with_call(call, [](const auto &call) { return call.workspace(); });
-}
-
 int64_t tpa_decode(const fulmen_tpa_decode_call &call) {
-    return with_call(call, [](const auto &call) { return call.run(); });
+    return with_element(forms_query(call) ? (int64_t)FULMEN_FLOAT32 : call.bk.dtype,
+                        [&](auto element) { return Call<decltype(element)>(call).run(); });
 }
 
 }  // namespace FULMEN_ISA

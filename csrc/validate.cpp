@@ -11,7 +11,7 @@ bool divides(int64_t part, int64_t whole) { return part >= 1 && part <= whole &&
 
 // A result or its gradient: absent, float32, or of the inputs' dtype.
 bool fits(const fulmen_tensor &x, int64_t dtype) { return !x.data || x.dtype == dtype || x.dtype == FULMEN_FLOAT32; }
-bool is_float32(const fulmen_tensor &x) { return !x.data || x.dtype == FULMEN_FLOAT32; }
+template <class T> bool is_float32(const T &x) { return !x.data || x.dtype == FULMEN_FLOAT32; }
 
 int64_t invalid_decays(int64_t form, const fulmen_tensor &log_decay, int64_t form_v, const fulmen_tensor &log_decay_v) {
     if (form < FULMEN_DECAY_NONE || form > FULMEN_DECAY_CHANNEL) return FULMEN_BAD_DECAY;
@@ -23,14 +23,13 @@ int64_t invalid_decays(int64_t form, const fulmen_tensor &log_decay, int64_t for
 }
 
 int64_t invalid_problem(const fulmen_problem &p, bool has_query) {
-    if (p.abi_version != FULMEN_ABI_VERSION) return FULMEN_BAD_VERSION;
     if (p.batch < 0 || p.tokens < 0 || p.heads < 1 || !is_size(p.key_size) || !is_size(p.value_size))
         return FULMEN_BAD_SIZE;
     if (!divides(p.query_heads, p.heads) || !divides(p.key_heads, p.heads) || !divides(p.value_heads, p.heads))
         return FULMEN_BAD_HEADS;
     if (!is_dtype(p.k.dtype) || p.v.dtype != p.k.dtype || (has_query && p.q.dtype != p.k.dtype))
         return FULMEN_BAD_DTYPE;
-    if (p.schedule < FULMEN_AUTO || p.schedule > FULMEN_RECOMPUTE || p.threads < 1) return FULMEN_BAD_OPTION;
+    if (p.schedule < FULMEN_AUTO || p.schedule > FULMEN_RECOMPUTE) return FULMEN_BAD_OPTION;
     if (p.cu_seqlens) {
         if (p.batch != 1 || p.sequences < 0 || p.cu_seqlens[0] != 0 || p.cu_seqlens[p.sequences] != p.tokens)
             return FULMEN_BAD_SEQUENCES;
@@ -38,6 +37,7 @@ int64_t invalid_problem(const fulmen_problem &p, bool has_query) {
             if (p.cu_seqlens[s + 1] < p.cu_seqlens[s]) return FULMEN_BAD_SEQUENCES;
     }
     if (const int64_t status = invalid_decays(p.decay_form, p.log_decay, p.decay_v_form, p.log_decay_v)) return status;
+    if (!is_float32(p.initial_state)) return FULMEN_BAD_DTYPE;
     if (p.batch * p.tokens == 0) return FULMEN_OK;
     if (!p.k.data || !p.v.data || (has_query && !p.q.data)) return FULMEN_MISSING_TENSOR;
     if ((p.decay_form != FULMEN_DECAY_NONE && !p.log_decay.data) ||
@@ -46,59 +46,60 @@ int64_t invalid_problem(const fulmen_problem &p, bool has_query) {
     return FULMEN_OK;
 }
 
-int64_t invalid_gradients(const fulmen_problem &p, const fulmen_tensor &dlog_decay, const fulmen_tensor &dlog_decay_v) {
-    if (!is_float32(dlog_decay) || !is_float32(dlog_decay_v)) return FULMEN_BAD_DTYPE;
-    if ((dlog_decay.data && p.decay_form == FULMEN_DECAY_NONE) ||
-        (dlog_decay_v.data && p.decay_v_form == FULMEN_DECAY_NONE))
+template <class Call> int64_t invalid_gradients(const fulmen_problem &p, const Call &call) {
+    if (!is_float32(call.dlog_decay) || !is_float32(call.dlog_decay_v) || !is_float32(call.dinitial))
+        return FULMEN_BAD_DTYPE;
+    if ((call.dlog_decay.data && p.decay_form == FULMEN_DECAY_NONE) ||
+        (call.dlog_decay_v.data && p.decay_v_form == FULMEN_DECAY_NONE))
         return FULMEN_BAD_DECAY;
     return FULMEN_OK;
 }
 
 }  // namespace
 
-int64_t invalid(const fulmen_attention_forward_call *call) {
-    const fulmen_problem &p = call->problem;
+int64_t invalid(const fulmen_attention_forward_call &call) {
+    const fulmen_problem &p = call.problem;
     if (const int64_t status = invalid_problem(p, true)) return status;
-    if (!fits(call->output, p.q.dtype)) return FULMEN_BAD_DTYPE;
-    return call->output.data || p.batch * p.tokens == 0 ? FULMEN_OK : FULMEN_MISSING_TENSOR;
+    if (!fits(call.output, p.q.dtype) || !is_float32(call.final_state)) return FULMEN_BAD_DTYPE;
+    return call.output.data || p.batch * p.tokens == 0 ? FULMEN_OK : FULMEN_MISSING_TENSOR;
 }
 
-int64_t invalid(const fulmen_attention_backward_call *call) {
-    const fulmen_problem &p = call->problem;
+int64_t invalid(const fulmen_attention_backward_call &call) {
+    const fulmen_problem &p = call.problem;
     if (const int64_t status = invalid_problem(p, true)) return status;
-    for (const fulmen_tensor *x : {&call->grad_output, &call->dq, &call->dk, &call->dv})
+    for (const fulmen_tensor *x : {&call.grad_output, &call.dq, &call.dk, &call.dv})
         if (!fits(*x, p.q.dtype)) return FULMEN_BAD_DTYPE;
-    return invalid_gradients(p, call->dlog_decay, call->dlog_decay_v);
+    if (!is_float32(call.grad_state)) return FULMEN_BAD_DTYPE;
+    return invalid_gradients(p, call);
 }
 
-int64_t invalid(const fulmen_states_forward_call *call) {
-    if (const int64_t status = invalid_problem(call->problem, false)) return status;
-    if (call->chunk_size < 1) return FULMEN_BAD_SIZE;
-    if (call->problem.cu_seqlens) return FULMEN_BAD_SEQUENCES;
-    return call->states || call->problem.batch == 0 ? FULMEN_OK : FULMEN_MISSING_TENSOR;
+int64_t invalid(const fulmen_states_forward_call &call) {
+    if (const int64_t status = invalid_problem(call.problem, false)) return status;
+    if (call.chunk_size < 1) return FULMEN_BAD_SIZE;
+    if (call.problem.cu_seqlens) return FULMEN_BAD_SEQUENCES;
+    return call.states || call.problem.batch == 0 ? FULMEN_OK : FULMEN_MISSING_TENSOR;
 }
 
-int64_t invalid(const fulmen_states_backward_call *call) {
-    const fulmen_problem &p = call->problem;
+int64_t invalid(const fulmen_states_backward_call &call) {
+    const fulmen_problem &p = call.problem;
     if (const int64_t status = invalid_problem(p, false)) return status;
-    if (call->chunk_size < 1) return FULMEN_BAD_SIZE;
+    if (call.chunk_size < 1) return FULMEN_BAD_SIZE;
     if (p.cu_seqlens) return FULMEN_BAD_SEQUENCES;
-    if ((!call->states || !call->grad_states) && p.batch > 0) return FULMEN_MISSING_TENSOR;
-    for (const fulmen_tensor *x : {&call->dk, &call->dv})
+    if ((!call.states || !call.grad_states) && p.batch > 0) return FULMEN_MISSING_TENSOR;
+    for (const fulmen_tensor *x : {&call.dk, &call.dv})
         if (!fits(*x, p.k.dtype)) return FULMEN_BAD_DTYPE;
-    return invalid_gradients(p, call->dlog_decay, call->dlog_decay_v);
+    return invalid_gradients(p, call);
 }
 
-int64_t invalid(const fulmen_step_call *call) {
-    const fulmen_step_call &c = *call;
-    if (c.abi_version != FULMEN_ABI_VERSION) return FULMEN_BAD_VERSION;
+int64_t invalid(const fulmen_step_call &call) {
+    const fulmen_step_call &c = call;
     if (c.batch < 0 || c.heads < 1 || !is_size(c.key_size) || !is_size(c.value_size)) return FULMEN_BAD_SIZE;
     if (!divides(c.query_heads, c.heads) || !divides(c.key_heads, c.heads) || !divides(c.value_heads, c.heads))
         return FULMEN_BAD_HEADS;
     if (!is_dtype(c.q.dtype) || c.k.dtype != c.q.dtype || c.v.dtype != c.q.dtype || !fits(c.output, c.q.dtype))
         return FULMEN_BAD_DTYPE;
-    if (c.threads < 1) return FULMEN_BAD_OPTION;
     if (const int64_t status = invalid_decays(c.decay_form, c.log_decay, c.decay_v_form, c.log_decay_v)) return status;
+    if (!is_dtype(c.state.dtype)) return FULMEN_BAD_DTYPE;
     if (c.state.stride_row != 1 && c.state.stride_column != 1) return FULMEN_BAD_STATE;
     if (c.batch == 0) return FULMEN_OK;
     if (!c.q.data || !c.k.data || !c.v.data || !c.state.data || !c.output.data ||
@@ -108,16 +109,15 @@ int64_t invalid(const fulmen_step_call *call) {
     return FULMEN_OK;
 }
 
-int64_t invalid(const fulmen_tpa_decode_call *call) {
-    const fulmen_tpa_decode_call &c = *call;
-    if (c.abi_version != FULMEN_ABI_VERSION) return FULMEN_BAD_VERSION;
+int64_t invalid(const fulmen_tpa_decode_call &call) {
+    const fulmen_tpa_decode_call &c = call;
     if (c.batch < 0 || c.tokens < 0 || c.heads < 1) return FULMEN_BAD_SIZE;
     for (const int64_t size : {c.query_rank, c.key_rank, c.value_rank, c.key_size, c.value_size})
         if (!is_size(size)) return FULMEN_BAD_SIZE;
     for (const fulmen_tensor *x : {&c.ak, &c.av, &c.bq, &c.bk, &c.bv})
         if (x->dtype != c.aq.dtype) return FULMEN_BAD_DTYPE;
     if (!is_dtype(c.aq.dtype) || !fits(c.output, c.aq.dtype)) return FULMEN_BAD_DTYPE;
-    if (c.split < FULMEN_SPLIT_AUTO || c.split > FULMEN_SPLIT_SEQUENCE || c.threads < 1) return FULMEN_BAD_OPTION;
+    if (c.split < FULMEN_SPLIT_AUTO || c.split > FULMEN_SPLIT_SEQUENCE) return FULMEN_BAD_OPTION;
     if (c.lengths)
         for (int64_t b = 0; b < c.batch; ++b)
             if (c.lengths[b] < 0 || c.lengths[b] > c.tokens) return FULMEN_BAD_SEQUENCES;
@@ -130,13 +130,11 @@ int64_t invalid(const fulmen_tpa_decode_call *call) {
 namespace {
 
 int64_t invalid_gate(const fulmen_output_gate_problem &p) {
-    if (p.abi_version != FULMEN_ABI_VERSION) return FULMEN_BAD_VERSION;
     if (p.batch < 0 || p.queries < 0 || p.keys < 0 || p.heads < 1 || !is_size(p.key_size) || !is_size(p.value_size))
         return FULMEN_BAD_SIZE;
     if (!is_dtype(p.q.dtype) || p.k.dtype != p.q.dtype || p.v.dtype != p.q.dtype || p.gate.dtype != p.q.dtype ||
-        !is_float32(p.qkv))
+        !is_float32(p.qkv) || !is_float32(p.kv))
         return FULMEN_BAD_DTYPE;
-    if (p.threads < 1) return FULMEN_BAD_OPTION;
     if ((p.batch * p.queries > 0 && (!p.q.data || !p.gate.data)) || (p.batch * p.keys > 0 && (!p.k.data || !p.v.data)))
         return FULMEN_MISSING_TENSOR;
     return FULMEN_OK;
@@ -144,20 +142,20 @@ int64_t invalid_gate(const fulmen_output_gate_problem &p) {
 
 }  // namespace
 
-int64_t invalid(const fulmen_output_gate_forward_call *call) {
-    const fulmen_output_gate_problem &p = call->problem;
+int64_t invalid(const fulmen_output_gate_forward_call &call) {
+    const fulmen_output_gate_problem &p = call.problem;
     if (const int64_t status = invalid_gate(p)) return status;
-    if (!fits(call->output, p.q.dtype)) return FULMEN_BAD_DTYPE;
-    return call->output.data || p.batch * p.queries == 0 ? FULMEN_OK : FULMEN_MISSING_TENSOR;
+    if (!fits(call.output, p.q.dtype)) return FULMEN_BAD_DTYPE;
+    return call.output.data || p.batch * p.queries == 0 ? FULMEN_OK : FULMEN_MISSING_TENSOR;
 }
 
-int64_t invalid(const fulmen_output_gate_backward_call *call) {
-    const fulmen_output_gate_problem &p = call->problem;
+int64_t invalid(const fulmen_output_gate_backward_call &call) {
+    const fulmen_output_gate_problem &p = call.problem;
     if (const int64_t status = invalid_gate(p)) return status;
-    for (const fulmen_tensor *x : {&call->grad_output, &call->dq, &call->dk, &call->dv, &call->dgate})
+    for (const fulmen_tensor *x : {&call.grad_output, &call.dq, &call.dk, &call.dv, &call.dgate})
         if (!fits(*x, p.q.dtype)) return FULMEN_BAD_DTYPE;
-    const bool queries = call->grad_output.data && call->dq.data && call->dgate.data;
-    const bool keys = call->dk.data && call->dv.data;
+    const bool queries = call.grad_output.data && call.dq.data && call.dgate.data;
+    const bool keys = call.dk.data && call.dv.data;
     return (queries || p.batch * p.queries == 0) && (keys || p.batch * p.keys == 0) ? FULMEN_OK : FULMEN_MISSING_TENSOR;
 }
 

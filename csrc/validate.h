@@ -5,13 +5,9 @@
 
 namespace fulmen {
 
-int64_t invalid(const fulmen_attention_forward_call *call);  // FULMEN_OK or what is wrong
-int64_t invalid(const fulmen_attention_backward_call *call);
-int64_t invalid(const fulmen_states_forward_call *call);
-int64_t invalid(const fulmen_states_backward_call *call);
-int64_t invalid(const fulmen_step_call *call);
-int64_t invalid(const fulmen_tpa_decode_call *call);
-int64_t invalid(const fulmen_output_gate_forward_call *call);
-int64_t invalid(const fulmen_output_gate_backward_call *call);
+// FULMEN_OK or what is wrong. Who calls has checked that the struct has the size of this version.
+#define FULMEN_INVALID(name) int64_t invalid(const fulmen_##name##_call &call);
+FULMEN_CALLS(FULMEN_INVALID)
+#undef FULMEN_INVALID
 
 }  // namespace fulmen

@@ -1,34 +1,44 @@
-"""The CPU core: finding, checking and calling the library that `pip install` built from csrc/.
+"""The CPU core: checking and calling the library that `pip install` built from csrc/.
 
-A call takes one struct, a plain sequence of 64-bit words, which ``struct.pack`` writes in two microseconds. The library
-is loaded after torch, so that both share one OpenMP runtime and one pool of threads.
+A call takes one struct (:mod:`fulmen.runtime.core_structs`), which ``struct.pack`` writes in two microseconds. The library is
+loaded after torch, so that both share one OpenMP runtime and one pool of threads.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import struct
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-ABI_VERSION = 2
-_NAMES = {"win32": "fulmen_core.dll", "darwin": "libfulmen_core.dylib"}
-_WORKSPACE_ALIGNMENT = 64
+from fulmen.runtime import core_file
+from fulmen.runtime.core_structs import CODES, HEADER, STATE, TENSOR, Struct, Words
 
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+DTYPES = {
+    torch.float32: CODES["FLOAT32"],
+    torch.bfloat16: CODES["BFLOAT16"],
+    torch.float16: CODES["FLOAT16"],
+}
+NO_TENSOR: Words = (0,) * (TENSOR.size // 8)
+NO_STATE: Words = (0,) * (STATE.size // 8)
 
-# The words of a tensor ([B, N, heads, size]: address, dtype, three strides), of a state (address, four strides), and of
-# one that is absent. Both are five words long.
-Words = tuple[int, ...]
-TENSOR = STATE = "5q"
-ABSENT: Words = (0, 0, 0, 0, 0)
+_VERSION, _GROWS, _NO_WORKSPACE = CODES["VERSION"], CODES["GROWS"], CODES["NO_WORKSPACE"]
+
+
+class RefusedError(RuntimeError):
+    """A call that the core refused, with its status."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(f"the CPU core refused a call: {text}")
+        self.status = status
 
 
 class Core:
@@ -36,9 +46,9 @@ class Core:
 
     def __init__(self, path: Path) -> None:
         self.library = ctypes.CDLL(str(path))
-        version = self._function("abi_version")()
-        if version != ABI_VERSION:
-            raise OSError(f"{path.name} has interface version {version}, and this package needs {ABI_VERSION}")
+        version = self._function("version")()
+        if version != _VERSION:
+            raise OSError(f"{path.name} has interface version {version}, and this package needs {_VERSION}")
         self._error_text = self._function("error_text", ctypes.c_int64, result=ctypes.c_char_p)
         self._select = self._function("isa_select", ctypes.c_int64)
         self._current = self._function("isa_current")
@@ -47,7 +57,7 @@ class Core:
         self._names = [name(i).decode() for i in range(self._function("isa_count")())]
         self.builds = [build for i, build in enumerate(self._names) if supported(i)]
         self.openmp = bool(self._function("has_openmp")())
-        self._calls: dict[str, ctypes._FuncPointer] = {}
+        self._calls: dict[Struct, ctypes._FuncPointer] = {}
 
     def _function(self, name: str, *arguments: type, result: type = ctypes.c_int64) -> ctypes._FuncPointer:
         function = getattr(self.library, f"fulmen_{name}")
@@ -93,63 +103,155 @@ class Core:
         flops: int = self._function("fma_burst", ctypes.c_int64, ctypes.c_int64)(rounds, torch.get_num_threads())
         return flops
 
-    def __call__(self, name: str, layout: struct.Struct, *words: float) -> None:
-        """Run a call that needs no workspace."""
-        self._raise_on(self._packed(name)(layout.pack(*words)))
+    def run(self, call: Struct, packed: bytes) -> None:
+        """Make a call, packed with the header that :func:`header` gives."""
+        status = self._status(call, packed)
+        if _memory.allocated:
+            _memory.allocated.clear()
+        if status == _GROWS:
+            _warn_of_growth()
+        elif status:
+            self._refuse(status)
 
-    def workspace_bytes(self, name: str, layout: struct.Struct, before: Words, after: Words) -> int:
-        """What a call needs; its struct is ``before``, the workspace's address and size, and ``after``."""
-        needed: int = self._packed(f"{name}_workspace")(layout.pack(*before, 0, 0, *after))
-        self._raise_on(-needed if needed < 0 else 0)
-        return needed
+    def workspace_bytes(self, call: Struct, packed: bytes) -> int:
+        """The workspace of a call, packed with :func:`measuring_header`; nothing is computed."""
+        status = self._status(call, packed)
+        if status != _NO_WORKSPACE:
+            self._refuse(status)
+        return _memory.measured
 
-    def with_workspace(self, name: str, layout: struct.Struct, before: Words, after: Words) -> None:
-        """Run a call with workspace that torch allocates, so that torch's account of memory has it."""
-        needed = self.workspace_bytes(name, layout, before, after)
-        workspace = torch.empty(needed + _WORKSPACE_ALIGNMENT, dtype=torch.uint8)
-        address = -(-workspace.data_ptr() // _WORKSPACE_ALIGNMENT) * _WORKSPACE_ALIGNMENT
-        self._raise_on(self._packed(name)(layout.pack(*before, address, needed, *after)))
+    def _status(self, call: Struct, packed: bytes) -> int:
+        function = self._calls.get(call)
+        if function is None:
+            function = self._calls[call] = self._function(call.name.removesuffix("_call"), ctypes.c_char_p)
+        return function(packed)
 
-    def _packed(self, name: str) -> ctypes._FuncPointer:
-        if name not in self._calls:
-            self._calls[name] = self._function(name, ctypes.c_char_p)
-        return self._calls[name]
+    def _refuse(self, status: int) -> None:
+        error, _memory.error = _memory.error, None
+        raise error or RefusedError(status, self._error_text(status).decode())
 
-    def _raise_on(self, status: int) -> None:
-        if status:
-            raise RuntimeError(f"the CPU core refused a call: {self._error_text(status).decode()}")
+
+class _Memory(threading.local):
+    """The workspace of the calls of one thread.
+
+    Small calls get memory that the thread keeps; others have it allocated, by torch, whose account of memory then has
+    it, once the core has planned what it needs.
+    """
+
+    ALIGNMENT = 64
+    KEPT_BYTES = 512 * 1024  # a forward of D = E = 128 on three threads; the pages that nobody writes take no memory
+
+    def __init__(self) -> None:
+        self._kept = self._new(self.KEPT_BYTES)
+        self.kept = self.address(self._kept)
+        self.allocated: list[Tensor] = []
+        self.error: Exception | None = None
+        self.measured = 0
+
+    def _new(self, size: int) -> Tensor:
+        return torch.empty(size + self.ALIGNMENT, dtype=torch.uint8, device="cpu")
+
+    def address(self, memory: Tensor) -> int:
+        return -(-memory.data_ptr() // self.ALIGNMENT) * self.ALIGNMENT
+
+    def allocate(self, size: int) -> int | None:
+        # An exception cannot pass through the core: run() raises it.
+        try:
+            self.allocated.append(self._new(size))
+        except Exception as error:
+            self.error = error
+            return None
+        return self.address(self.allocated[-1])
+
+
+def _measure(size: int) -> None:
+    _memory.measured = size
+
+
+_memory = _Memory()
+_callback = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int64)
+_callbacks = [_callback(lambda size: _memory.allocate(size)), _callback(_measure)]
+_ALLOCATE, _MEASURE = (ctypes.cast(function, ctypes.c_void_p).value for function in _callbacks)
+
+
+def header(call: Struct) -> Words:
+    """The first words of a call."""
+    return HEADER.words(
+        bytes=call.size,
+        version=_VERSION,
+        threads=torch.get_num_threads(),
+        workspace=_memory.kept,
+        workspace_bytes=_Memory.KEPT_BYTES,
+        allocate=_ALLOCATE,
+    )
+
+
+def measuring_header(call: Struct) -> Words:
+    """The same for :meth:`Core.workspace_bytes`."""
+    return HEADER.words(
+        bytes=call.size,
+        version=_VERSION,
+        threads=torch.get_num_threads(),
+        workspace=0,
+        workspace_bytes=0,
+        allocate=_MEASURE,
+    )
 
 
 def tensor(x: Tensor | None) -> Words:
     """``[B, N, heads, size]`` or ``[B, N, heads]``."""
     if x is None:
-        return ABSENT
+        return NO_TENSOR
     strides = x.stride()
-    return x.data_ptr(), DTYPES[x.dtype], strides[0], strides[1], strides[2]
+    return TENSOR.words(
+        data=x.data_ptr(),
+        dtype=DTYPES[x.dtype],
+        stride_batch=strides[0],
+        stride_token=strides[1],
+        stride_head=strides[2],
+    )
 
 
 def state(x: Tensor | None) -> Words:
     """``[B, H, D, E]``, any strides. Dimensions of one element, whose stride means nothing, count as dense."""
     if x is None:
-        return ABSENT
-    if 1 not in x.shape:
-        return x.data_ptr(), *x.stride()
-    return x.data_ptr(), *(1 if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True))
+        return NO_STATE
+    strides = x.stride()
+    if 1 in x.shape:
+        strides = tuple(1 if size == 1 else stride for size, stride in zip(x.shape, strides, strict=True))
+    return STATE.words(
+        data=x.data_ptr(),
+        dtype=DTYPES[x.dtype],
+        stride_batch=strides[0],
+        stride_head=strides[1],
+        stride_row=strides[2],
+        stride_column=strides[3],
+    )
+
+
+@cache
+def _warn_of_growth() -> None:
+    """At the line that called fulmen, once."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("fulmen", "torch"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(
+        "log_decay has a value above 0, with which the state grows from token to token: it is the natural logarithm of "
+        "the decay, so that a factor of 0.9 must be given as -0.105",
+        stacklevel=level,
+    )
 
 
 def _load() -> Core | str:
     """The core, or in one sentence why there is none."""
-    name = _NAMES.get(sys.platform, "libfulmen_core.so")
-    # The package may have several folders: an editable install keeps what was compiled apart from the source.
-    paths = [Path(folder) / name for folder in sys.modules["fulmen"].__path__]
-    for path in paths:
-        if path.is_file():
-            try:
-                core = Core(path)
-            except (OSError, AttributeError) as error:
-                return f"the CPU core cannot be loaded: {error}"
-            return core.check() or core
-    return "the CPU core was not built, because no C++ compiler was found when fulmen was installed"
+    found = core_file.find([Path(folder) for folder in sys.modules["fulmen"].__path__])
+    if isinstance(found, str):
+        return found
+    try:
+        core = Core(found)
+    except (OSError, AttributeError) as error:
+        return f"the CPU core cannot be loaded: {error}"
+    return core.check() or core
 
 
 _found = _load()

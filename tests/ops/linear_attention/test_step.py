@@ -50,10 +50,11 @@ def test_a_transposed_state_is_updated_where_it_is(backend, decays):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(("key_size", "value_size"), [(20, 36), (1, 7), (33, 1)])
 @pytest.mark.parametrize("decays", DECAYS)
-def test_a_state_of_16_bits_is_rounded_once(backend, decays, transposed, dtype):
+def test_a_state_of_16_bits_is_rounded_once(backend, decays, key_size, value_size, transposed, dtype):
     """Computed in float32 from the state as it was, then rounded to the nearest."""
-    case = Case(decays=decays, length=1, key_size=20, value_size=36)
+    case = Case(decays=decays, length=1, key_size=key_size, value_size=value_size)
     cache = tensors(case)["initial_state"].to(dtype)
     state = cache.mT.contiguous().mT if transposed else cache.clone()
     single, token = state.float(), next(tokens_of(case))

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import struct
-
 import torch
 from torch import Tensor
 
 from fulmen.ops.tpa.problem import Decode
 from fulmen.runtime import core as c
+from fulmen.runtime.core_structs import CODES, TPA_DECODE, Words
 from fulmen.runtime.tensors import dense
 
-_SPLITS = {"auto": 0, "batch": 1, "head": 2, "sequence": 3}
-_DECODE = struct.Struct("=13qd" + 6 * c.TENSOR + "2q" + c.TENSOR)
+_SPLITS = {split: CODES[f"SPLIT_{split.upper()}"] for split in ("auto", "batch", "head", "sequence")}
 
 
 def forward(p: Decode, output: Tensor) -> None:
     p = _readable(p)
-    c.require().with_workspace("tpa_decode", _DECODE, _words(p), c.tensor(output))
+    c.require().run(TPA_DECODE, _packed(p, c.header(TPA_DECODE), output))
 
 
 def workspace_bytes(p: Decode) -> int:
     """The workspace of a call, in bytes; of its tensors only shapes, dtypes and lengths matter."""
     p = _readable(p)
-    return c.require().workspace_bytes("tpa_decode", _DECODE, _words(p), c.tensor(p.aq))
+    return c.require().workspace_bytes(TPA_DECODE, _packed(p, c.measuring_header(TPA_DECODE), p.aq))
 
 
 def _readable(p: Decode) -> Decode:
@@ -33,13 +31,27 @@ def _readable(p: Decode) -> Decode:
     return Decode(aq, ak, av, bq, bk, bv, p.scale, seqlens, p.split)
 
 
-def _words(p: Decode) -> c.Words:
+def _packed(p: Decode, header: Words, output: Tensor) -> bytes:
     batch, _, heads, rank = p.aq.shape
-    words: tuple[float, ...] = (
-        *(c.ABI_VERSION, batch, p.tokens, heads, rank, p.ak.shape[3], p.av.shape[3], p.bk.shape[3], p.bv.shape[3]),
-        *(0 if p.seqlens is None else p.seqlens.data_ptr(), _SPLITS[p.split]),
-        *(torch.get_float32_matmul_precision() == "medium", torch.get_num_threads(), p.scale),
-        *(*c.tensor(p.aq), *c.tensor(p.ak), *c.tensor(p.av), *c.tensor(p.bq), *c.tensor(p.bk), *c.tensor(p.bv)),
+    return TPA_DECODE.pack(
+        header=header,
+        batch=batch,
+        tokens=p.tokens,
+        heads=heads,
+        query_rank=rank,
+        key_rank=p.ak.shape[3],
+        value_rank=p.av.shape[3],
+        key_size=p.bk.shape[3],
+        value_size=p.bv.shape[3],
+        lengths=0 if p.seqlens is None else p.seqlens.data_ptr(),
+        split=_SPLITS[p.split],
+        round_weights=torch.get_float32_matmul_precision() == "medium",
+        scale=p.scale,
+        aq=c.tensor(p.aq),
+        ak=c.tensor(p.ak),
+        av=c.tensor(p.av),
+        bq=c.tensor(p.bq),
+        bk=c.tensor(p.bk),
+        bv=c.tensor(p.bv),
+        output=c.tensor(output),
     )
-    # One of the words is the scale, a float.
-    return words  # type: ignore[return-value]

@@ -1,0 +1,212 @@
+"""The calls of csrc/fulmen.h, field by field: the one place where Python says how they lie in memory.
+
+``tests/core/test_layout.py`` compares all of this with the header as a C compiler reads it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+
+INTEGER, POINTER, DOUBLE = "q", "q", "d"
+Words = tuple[float, ...]  # of a struct, one for each of its 64-bit words
+
+
+class Struct:
+    """A struct of 64-bit words. A field is one of the three above, or a struct itself.
+
+    Attributes:
+        words: a function whose keywords are the fields, and that gives the words in their order; a field that is a
+            struct is given as its words.
+        pack: the same as bytes.
+    """
+
+    def __init__(self, name: str, **fields: str | Struct) -> None:
+        self.name, self.fields = name, fields
+        self.format: str = "".join(kind if isinstance(kind, str) else kind.format for kind in fields.values())
+        packer = struct.Struct("=" + self.format)
+        self.size = packer.size
+        # Written out, as a NamedTuple's constructor is: no faster way checks that every field is given, by name.
+        ordered = ", ".join(field if isinstance(kind, str) else f"*{field}" for field, kind in fields.items())
+        functions: dict[str, Callable[..., object]] = {}
+        exec(
+            f"def words(*, {', '.join(fields)}): return ({ordered},)\n"
+            f"def pack(*, {', '.join(fields)}): return to_bytes({ordered})",
+            {"to_bytes": packer.pack},
+            functions,
+        )
+        self.words: Callable[..., Words] = functions["words"]  # type: ignore[assignment]
+        self.pack: Callable[..., bytes] = functions["pack"]  # type: ignore[assignment]
+
+    def offsets(self, start: int = 0, prefix: str = "") -> Iterator[tuple[str, int]]:
+        """Every field and its offset in bytes; fields of structs inside follow as ``outer.inner``."""
+        for field, kind in self.fields.items():
+            yield prefix + field, start
+            if isinstance(kind, Struct):
+                yield from kind.offsets(start, f"{prefix}{field}.")
+            start += 8 if isinstance(kind, str) else kind.size
+
+
+TENSOR = Struct("tensor", data=POINTER, dtype=INTEGER, stride_batch=INTEGER, stride_token=INTEGER, stride_head=INTEGER)
+STATE = Struct(
+    "state",
+    data=POINTER,
+    dtype=INTEGER,
+    stride_batch=INTEGER,
+    stride_head=INTEGER,
+    stride_row=INTEGER,
+    stride_column=INTEGER,
+)
+HEADER = Struct(
+    "header",
+    bytes=INTEGER,
+    version=INTEGER,
+    threads=INTEGER,
+    workspace=POINTER,
+    workspace_bytes=INTEGER,
+    allocate=POINTER,
+)
+PROBLEM = Struct(
+    "problem",
+    header=HEADER,
+    batch=INTEGER,
+    tokens=INTEGER,
+    heads=INTEGER,
+    query_heads=INTEGER,
+    key_heads=INTEGER,
+    value_heads=INTEGER,
+    key_size=INTEGER,
+    value_size=INTEGER,
+    sequences=INTEGER,
+    cu_seqlens=POINTER,
+    schedule=INTEGER,
+    deterministic=INTEGER,
+    decay_form=INTEGER,
+    decay_v_form=INTEGER,
+    scale=DOUBLE,
+    q=TENSOR,
+    k=TENSOR,
+    v=TENSOR,
+    log_decay=TENSOR,
+    log_decay_v=TENSOR,
+    initial_state=STATE,
+)
+ATTENTION_FORWARD = Struct("attention_forward_call", problem=PROBLEM, output=TENSOR, final_state=STATE)
+ATTENTION_BACKWARD = Struct(
+    "attention_backward_call",
+    problem=PROBLEM,
+    grad_output=TENSOR,
+    grad_state=STATE,
+    dq=TENSOR,
+    dk=TENSOR,
+    dv=TENSOR,
+    dlog_decay=TENSOR,
+    dlog_decay_v=TENSOR,
+    dinitial=STATE,
+)
+STATES_FORWARD = Struct(
+    "states_forward_call",
+    problem=PROBLEM,
+    chunk_size=INTEGER,
+    states=POINTER,
+    stride_batch=INTEGER,
+    stride_head=INTEGER,
+    stride_chunk=INTEGER,
+)
+STATES_BACKWARD = Struct(
+    "states_backward_call",
+    problem=PROBLEM,
+    chunk_size=INTEGER,
+    states=POINTER,
+    stride_batch=INTEGER,
+    stride_head=INTEGER,
+    stride_chunk=INTEGER,
+    grad_states=POINTER,
+    grad_stride_batch=INTEGER,
+    grad_stride_head=INTEGER,
+    grad_stride_chunk=INTEGER,
+    dk=TENSOR,
+    dv=TENSOR,
+    dlog_decay=TENSOR,
+    dlog_decay_v=TENSOR,
+    dinitial=STATE,
+)
+STEP = Struct(
+    "step_call",
+    header=HEADER,
+    batch=INTEGER,
+    heads=INTEGER,
+    query_heads=INTEGER,
+    key_heads=INTEGER,
+    value_heads=INTEGER,
+    key_size=INTEGER,
+    value_size=INTEGER,
+    decay_form=INTEGER,
+    decay_v_form=INTEGER,
+    scale=DOUBLE,
+    q=TENSOR,
+    k=TENSOR,
+    v=TENSOR,
+    log_decay=TENSOR,
+    log_decay_v=TENSOR,
+    state=STATE,
+    output=TENSOR,
+)
+TPA_DECODE = Struct(
+    "tpa_decode_call",
+    header=HEADER,
+    batch=INTEGER,
+    tokens=INTEGER,
+    heads=INTEGER,
+    query_rank=INTEGER,
+    key_rank=INTEGER,
+    value_rank=INTEGER,
+    key_size=INTEGER,
+    value_size=INTEGER,
+    lengths=POINTER,
+    split=INTEGER,
+    round_weights=INTEGER,
+    scale=DOUBLE,
+    aq=TENSOR,
+    ak=TENSOR,
+    av=TENSOR,
+    bq=TENSOR,
+    bk=TENSOR,
+    bv=TENSOR,
+    output=TENSOR,
+)
+OUTPUT_GATE_PROBLEM = Struct(
+    "output_gate_problem",
+    header=HEADER,
+    batch=INTEGER,
+    queries=INTEGER,
+    keys=INTEGER,
+    heads=INTEGER,
+    key_size=INTEGER,
+    value_size=INTEGER,
+    deterministic=INTEGER,
+    q=TENSOR,
+    k=TENSOR,
+    v=TENSOR,
+    gate=TENSOR,
+    kv=STATE,
+    qkv=TENSOR,
+)
+OUTPUT_GATE_FORWARD = Struct("output_gate_forward_call", problem=OUTPUT_GATE_PROBLEM, output=TENSOR)
+OUTPUT_GATE_BACKWARD = Struct(
+    "output_gate_backward_call",
+    problem=OUTPUT_GATE_PROBLEM,
+    grad_output=TENSOR,
+    dq=TENSOR,
+    dk=TENSOR,
+    dv=TENSOR,
+    dgate=TENSOR,
+)
+
+# The header's constants that Python uses, without their prefix FULMEN_.
+_DTYPES = ("FLOAT32", "BFLOAT16", "FLOAT16")
+_DECAYS = ("DECAY_NONE", "DECAY_HEAD", "DECAY_TOKEN", "DECAY_CHANNEL")
+_SCHEDULES = ("AUTO", "RECURRENT", "LOOP", "PARALLEL", "RECOMPUTE")
+_SPLITS = ("SPLIT_AUTO", "SPLIT_BATCH", "SPLIT_HEAD", "SPLIT_SEQUENCE")
+CODES = {name: code for names in (_DTYPES, _DECAYS, _SCHEDULES, _SPLITS) for code, name in enumerate(names)}
+CODES |= {"VERSION": 3, "OK": 0, "GROWS": -1, "BAD_SEQUENCES": 6, "NO_WORKSPACE": 10}
