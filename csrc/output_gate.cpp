@@ -67,12 +67,14 @@ struct Plan {
 // A matrix for each segment of each head of a round; a head's own is its first segment's, once they are added up.
 struct Sums {
     float *data;
-    int64_t segments, matrix, stride;
+    int64_t segments, rows, columns, matrix, stride;
     Sums(Arena &arena, const Plan &plan, int64_t segments)
         : data(arena.floats(plan.round * segments * plan.matrix())),
           segments(segments),
+          rows(plan.p.key_size),
+          columns(plan.p.value_size),
           matrix(plan.matrix()),
-          stride(panel_stride(plan.p.key_size)) {}
+          stride(panel_stride(rows)) {}
     Panels operator()(int64_t head, int64_t segment) const {
         return {data + (head * segments + segment) * matrix, stride};
     }
@@ -82,6 +84,9 @@ struct Sums {
         for (int64_t s = 1; s < segments; ++s)
             for (int64_t i = 0; i < matrix; i += kLanes)
                 store(total + i, load(total + i) + load((*this)(head, s).data + i));
+        // Padding is a factor of the products to come, and NaN where an infinite element met padding on the other side.
+        for (int64_t e = 0; e < padded(columns); ++e)
+            for (int64_t d = e < columns ? rows : 0; d < padded(rows); ++d) *whole(head).at(d, e) = 0;
     }
 };
 
