@@ -10,10 +10,15 @@ namespace fulmen {
 namespace FULMEN_ISA {
 
 // begin() prepares the weights of a chunk; the rest applies them.
+//
+// float32 knows a total of 1 - 1e-5 to 3e-8, and over thousands of chunks the same error would multiply the state again
+// and again. So what rounding one total leaves out goes into the next one: the product of many is as good as one of
+// them.
 class Axis {
 public:
     Axis(Arena &arena, int64_t form, int64_t size) : form_(form), size_(size), blocks_(padded(size) / kPanel) {
         totals_ = arena.floats(padded(size));
+        owed_ = arena.floats(padded(size));
         weights_ = (ScalarWeights *)arena.floats(sizeof(ScalarWeights) / 4);
         if (by_channel()) {
             factors_ = arena.panels(kChunk, size);
@@ -32,28 +37,26 @@ public:
         prepared_ = -1;
     }
 
+    // Before a walk's first chunk.
+    void enter() {
+        for (int64_t f = 0; f < blocks_ * kPanel; ++f) owed_[f] = 0;
+    }
+
     void begin(int64_t first, int64_t count) {
         if (by_channel()) {
             pack(log_decay_, first, count, size_, factors_);
             IntVec positive = {};
-            for (int64_t p = 0; p < blocks_; ++p) channel_factors(factors_.panel(p), totals_ + p * kPanel, positive);
+            for (int64_t p = 0; p < blocks_; ++p)
+                channel_factors(factors_.panel(p), totals_ + p * kPanel, owed_ + p * kPanel, positive);
             grows_ |= any(positive);
             return;
         }
-        const bool varies = form_ == FULMEN_DECAY_TOKEN;
-        if (!varies && prepared_ == count) return;
-        prepared_ = count;
-        float log_decay[kChunk] = {};
-        if (varies)
-            gather(log_decay_, first, count, log_decay);
-        else if (decays()) {
-            float value[kChunk];
-            gather(log_decay_, 0, 1, value);
-            for (int64_t t = 0; t < count; ++t) log_decay[t] = value[0];
-        }
-        for (int64_t t = 0; t < kChunk; ++t) grows_ |= log_decay[t] > 0;
-        scalar_weights(log_decay, *weights_);
-        for (int64_t f = 0; f < blocks_ * kPanel; ++f) totals_[f] = weights_->total;
+        prepare_scalar_weights(first, count);
+        const double exact = weights_->total * (1 + (double)owed_[0]);
+        const float total = (float)exact;
+        const double rest = exact - total;
+        owed_[0] = fabs(rest) < 0x1p-23 * total ? (float)(rest / total) : 0.0f;  // of a normal number
+        for (int64_t f = 0; f < blocks_ * kPanel; ++f) totals_[f] = total;
     }
 
     // pairs[j][i] = later_i . earlier_j with the weight between the two, 0 for i < j.
@@ -87,11 +90,28 @@ public:
     int64_t blocks() const { return blocks_; }
 
 private:
+    void prepare_scalar_weights(int64_t first, int64_t count) {
+        const bool varies = form_ == FULMEN_DECAY_TOKEN;
+        if (!varies && prepared_ == count) return;
+        prepared_ = count;
+        float log_decay[kChunk] = {};
+        if (varies)
+            gather(log_decay_, first, count, log_decay);
+        else if (decays()) {
+            float value[kChunk];
+            gather(log_decay_, 0, 1, value);
+            for (int64_t t = 0; t < count; ++t) log_decay[t] = value[0];
+        }
+        for (int64_t t = 0; t < kChunk; ++t) grows_ |= log_decay[t] > 0;
+        scalar_weights(log_decay, *weights_);
+    }
+
     int64_t form_, size_, blocks_;
     Rows log_decay_ = {};
     bool grows_ = false;
     int64_t prepared_ = -1;  // the number of tokens that the scalar weights are for
     float *totals_;
+    float *owed_;  // what rounding the last total left out, relative to it; the scalar forms have one
     ScalarWeights *weights_;
     Panels factors_ = {};
     Vec *pairs_ = nullptr;

@@ -26,7 +26,7 @@ struct ScalarWeights {
     float prefix[kChunk];  // from the state that enters the chunk to token i
     float suffix[kChunk];  // from token j to the state that leaves
     float factor[kChunk];  // of each token
-    float total;
+    double total;
 };
 
 // log_decay has 16 values, 0 after the last token.
@@ -39,7 +39,7 @@ static inline void scalar_weights(const float *log_decay, ScalarWeights &w) {
         w.prefix[i] = (float)product;
     }
     // exp of the sum rather than the product: the rounding of equal factors would add up over thousands of chunks.
-    w.total = (float)::exp(sum);
+    w.total = ::exp(sum);
     Vec row[kVecs] = {};
     for (int j = kChunk - 1; j >= 0; --j) {
         for (int v = 0; v < kVecs; ++v) {
@@ -110,9 +110,9 @@ FULMEN_INLINE Row operator+(Row a, Row b) {
     return a;
 }
 
-// Logarithms to factors, in place; total = exp of their sum over the chunk, one per channel. `positive` learns of
-// logarithms above 0.
-static inline void channel_factors(float *block, float *total, IntVec &positive) {
+// Logarithms to factors, in place; total = exp of their sum over the chunk, one per channel. `owed` is what rounding
+// the total before this one left out; then what rounding this one does. `positive` learns of logarithms above 0.
+static inline void channel_factors(float *block, float *total, float *owed, IntVec &positive) {
     Row sum = {};
     for (int t = 0; t < kChunk; ++t) {
         Row row = load_row(block, t);
@@ -123,8 +123,11 @@ static inline void channel_factors(float *block, float *total, IntVec &positive)
         }
         store_row(block, t, row);
     }
-    for (int v = 0; v < kVecs; ++v) sum.x[v] = exp(sum.x[v]);
-    store_row(total, 0, sum);
+    for (int v = 0; v < kVecs; ++v) {
+        Vec rest;
+        store(total + v * kLanes, exp(sum.x[v] + load(owed + v * kLanes), rest));
+        store(owed + v * kLanes, rest);
+    }
 }
 
 // block[i] *= product of factors up to and including i

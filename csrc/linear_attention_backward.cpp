@@ -118,7 +118,7 @@ public:
 
 private:
     void enter(const Summary *summary, Matrix given) {
-        summary ? summary->restore(worker.state) : load_state(given, p.key_size, p.value_size, worker.state);
+        summary ? worker.enter(summary->state()) : worker.enter(given);
     }
     bool is_kept(int64_t chunk) const { return (chunk + 1) % spacing == 0 || chunk + 1 == chunks_of(s.tokens); }
     int64_t state_bytes() const { return 4 * panels_size(p.key_size, p.value_size); }

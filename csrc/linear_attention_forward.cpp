@@ -51,8 +51,8 @@ HeadSlice head_slice(const fulmen_attention_forward_call &call, const Plan &plan
 // Both return whether a log-decay was above 0.
 bool attend_whole(const fulmen_attention_forward_call &call, const HeadSlice &x, Arena arena) {
     ForwardWorker worker(arena, call.problem, x.columns);
-    load_state(x.initial, call.problem.key_size, x.columns, worker.state);
     worker.start(x.head);
+    worker.enter(x.initial);
     worker.attend(x.output, 0, x.sequence.tokens);
     if (x.final.present()) store_state(worker.state, call.problem.key_size, x.columns, x.final);
     return worker.grows();
@@ -140,7 +140,7 @@ int64_t attention_forward(const fulmen_attention_forward_call &call) {
     });
     for_each_segment(
         [&](const HeadSlice &x, Summary summary, ForwardWorker &run, int64_t first, int64_t last, bool ends) {
-            summary.restore(run.state);
+            run.enter(summary.state());
             run.attend(x.output, first, last);
             grows |= run.grows();
             if (ends && x.final.present()) store_state(run.state, p.key_size, x.columns, x.final);

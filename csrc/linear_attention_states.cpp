@@ -87,7 +87,7 @@ int64_t states_forward(const fulmen_states_forward_call &call) {
     if (!plan.parallel) {
         parallel_for(plan.threads, plan.head_slices, [&](int64_t index, int64_t worker) {
             with_worker(index, worker, [&](const HeadSlice &x, StateWorker &run) {
-                load_state(x.initial, p.key_size, x.columns, run.state);
+                run.enter(x.initial);
                 for (int64_t c = 0; c < plan.chunks; ++c) {
                     store_state(run.state, p.key_size, x.columns, x.state(c));
                     for (int64_t t = chunk_start(c); t < chunk_start(c + 1); t += kChunk)
@@ -112,7 +112,7 @@ int64_t states_forward(const fulmen_states_forward_call &call) {
     });
     parallel_for(plan.threads, plan.head_slices, [&](int64_t index, int64_t worker) {
         with_worker(index, worker, [&](const HeadSlice &x, StateWorker &run) {
-            load_state(x.initial, p.key_size, x.columns, run.state);
+            run.enter(x.initial);
             store_state(run.state, p.key_size, x.columns, x.state(0));
             for (int64_t c = 0; c < plan.chunks; ++c)
                 totals_of(x, index, c)

@@ -34,7 +34,7 @@ public:
         worker.value_gradient.start(out.log_decay_v, !p.initial_state.data);
     }
 
-    void load_final_gradient() { load_state(grad_state(chunks), p.key_size, p.value_size, worker.state); }
+    void enter() { worker.enter(grad_state(chunks)); }
 
     // Tokens from `last` down to `first`, both of which are boundaries of segments.
     void walk_left(int64_t first, int64_t last) {
@@ -140,7 +140,7 @@ void walk(const fulmen_states_backward_call &call, const Plan &plan, const Team 
     };
     for_each_head([&](HeadStatesBackward &head, int64_t index) {
         plan.sums[index] = 0;
-        head.load_final_gradient();
+        head.enter();
     });
     for (int64_t first, last = p.tokens; last > 0; last = first) {
         first = plan.group > 1 ? shared_segment_start(last, call.chunk_size) : 0;

@@ -39,7 +39,7 @@ public:
 
     // Takes a worker with an empty state through the segment; pass(chunk) takes it through one of its chunks.
     template <class Worker, class Pass> void summarise(Worker &worker, int64_t chunks, Pass pass) const {
-        load_state(Matrix{}, worker.key.size(), worker.value.size(), worker.state);
+        worker.enter(Matrix{});
         for (int64_t d = 0; d < keys_; ++d) key_[d] = 1;
         for (int64_t e = 0; e < columns_; ++e) value_[e] = 1;
         for (int64_t chunk = 0; chunk < chunks; ++chunk) {
@@ -87,7 +87,7 @@ public:
             store(state, after);
         });
     }
-    void restore(Panels state) const { memcpy(state.data, state_.data, bytes()); }
+    Panels state() const { return state_; }
 
     static int64_t bytes(const fulmen_problem &p, int64_t columns) {
         Arena counting(nullptr);

@@ -65,7 +65,8 @@ FULMEN_INLINE bool any(IntVec x) {
 }
 
 // exp to about one unit in the last place. Below the smallest normal number the result is 0, so exp(-inf) is exactly 0.
-FULMEN_INLINE Vec exp(Vec x) {
+// `rest` is what the last rounding left out, where the result is close to 1.
+FULMEN_INLINE Vec exp(Vec x, Vec &rest) {
     const Vec lowest = broadcast(-87.33654f), highest = broadcast(88.72283f);
     Vec bounded = select(x < lowest, lowest, x);
     bounded = select(bounded > highest, highest, bounded);
@@ -78,13 +79,19 @@ FULMEN_INLINE Vec exp(Vec x) {
     p = p * r + 4.1665795894e-2f;
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + r + 1.0f;
+    const Vec beyond_one = p * (r * r) + r;
+    p = beyond_one + 1.0f;
+    rest = beyond_one - (p - 1.0f);
     // 2^n in two factors, since n reaches 128.
     IntVec exponent = __builtin_convertvector(n, IntVec);
     IntVec half = exponent >> 1;
     Vec result = p * (Vec)((half + 127) << 23) * (Vec)((exponent - half + 127) << 23);
     result = select(x < lowest, Vec{}, result);
     return select(x > highest, broadcast(__builtin_inff()), result);
+}
+FULMEN_INLINE Vec exp(Vec x) {
+    Vec rest;
+    return exp(x, rest);
 }
 
 // exp for x <= 0, in half the instructions: a softmax spends much of its time here. Below -87 it is 0.

@@ -27,6 +27,18 @@ public:
         value.start(head.log_decay_v);
     }
 
+    // Before a walk's first chunk.
+    void enter(Matrix given) {
+        key.enter();
+        value.enter();
+        load_state(given, key.size(), value.size(), state);
+    }
+    void enter(Panels given) {
+        key.enter();
+        value.enter();
+        memcpy(state.data, given.data, 4 * (size_t)panels_size(key.size(), value.size()));
+    }
+
     // The state alone, without reading it, over the chunk that begins at token t.
     void advance(int64_t t, int64_t last) {
         load_keys_and_values(t, smaller<int64_t>(kChunk, last - t));

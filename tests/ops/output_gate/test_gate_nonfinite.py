@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fulmen
-from fulmen import core
+from fulmen.runtime import core
 
 NAMES = ("q", "k", "v", "gate", "grad_output")
 
