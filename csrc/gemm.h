@@ -174,9 +174,21 @@ __attribute__((noinline)) static void multiply_apart(float *c, int64_t block, St
 
 // One panel c of row_blocks blocks: c = start(c) + the sum of the products, which is complete before Scale adds c.
 template <class Start, class... Products>
-static inline void multiply(float *c, int64_t row_blocks, Start start, Products... products) {
+void multiply(float *c, int64_t row_blocks, Start start, Products... products) {
     for (int64_t block = 0; block < row_blocks; ++block) multiply_block<0, 0>(c, block, start, products...);
 }
+
+// Each is some ten kilobytes of unrolled code, and most of what a compiler spends its time on: gemm.cpp has them all.
+#define FULMEN_PRODUCTS(KIND)                          \
+    KIND(Zero, Product<AsStored>)                      \
+    KIND(Zero, Product<AsStored>, Product<AsStored>)   \
+    KIND(Zero, Product<AsStored>, Product<Transposed>) \
+    KIND(Add, Product<AsStored>)                       \
+    KIND(Add, Product<Transposed>)                     \
+    KIND(Scale, Product<Transposed>)
+#define FULMEN_COMPILED_ELSEWHERE(...) extern template void multiply(float *, int64_t, __VA_ARGS__);
+FULMEN_PRODUCTS(FULMEN_COMPILED_ELSEWHERE)
+#undef FULMEN_COMPILED_ELSEWHERE
 
 }  // namespace FULMEN_ISA
 }  // namespace fulmen

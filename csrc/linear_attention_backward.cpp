@@ -117,9 +117,7 @@ public:
     double &decay_sum() { return worker.key_gradient.sum; }
 
 private:
-    void enter(const Summary *summary, Matrix given) {
-        summary ? worker.enter(summary->state()) : worker.enter(given);
-    }
+    void enter(const Summary *summary, Matrix given) { summary ? worker.enter(summary->state()) : worker.enter(given); }
     bool is_kept(int64_t chunk) const { return (chunk + 1) % spacing == 0 || chunk + 1 == chunks_of(s.tokens); }
     int64_t state_bytes() const { return 4 * panels_size(p.key_size, p.value_size); }
     Panels kept_state(int64_t chunk) const {

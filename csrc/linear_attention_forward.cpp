@@ -51,10 +51,14 @@ HeadSlice head_slice(const fulmen_attention_forward_call &call, const Plan &plan
 // Both return whether a log-decay was above 0.
 bool attend_whole(const fulmen_attention_forward_call &call, const HeadSlice &x, Arena arena) {
     ForwardWorker worker(arena, call.problem, x.columns);
+    const bool empty = !x.initial.present(), final = x.final.present();
     worker.start(x.head);
-    worker.enter(x.initial);
-    worker.attend(x.output, 0, x.sequence.tokens);
-    if (x.final.present()) store_state(worker.state, call.problem.key_size, x.columns, x.final);
+    if (!empty || final || x.sequence.tokens > kChunk)
+        worker.enter(x.initial);
+    else
+        worker.enter();  // nobody reads the state
+    worker.attend(x.output, 0, x.sequence.tokens, empty, final);
+    if (final) store_state(worker.state, call.problem.key_size, x.columns, x.final);
     return worker.grows();
 }
 
@@ -141,9 +145,10 @@ int64_t attention_forward(const fulmen_attention_forward_call &call) {
     for_each_segment(
         [&](const HeadSlice &x, Summary summary, ForwardWorker &run, int64_t first, int64_t last, bool ends) {
             run.enter(summary.state());
-            run.attend(x.output, first, last);
+            const bool final = ends && x.final.present();
+            run.attend(x.output, first, last, first == 0 && !x.initial.present(), final);
             grows |= run.grows();
-            if (ends && x.final.present()) store_state(run.state, p.key_size, x.columns, x.final);
+            if (final) store_state(run.state, p.key_size, x.columns, x.final);
         });
     return grows ? FULMEN_GROWS : FULMEN_OK;
 }

@@ -15,56 +15,34 @@ struct Token {
     float *o;                    // one per value channel
 };
 
-// Some rows of a state, from column e on: Vecs vectors, or one of which only n columns exist.
-template <int Rows, int Vecs, bool WithValueFactors, class T>
-FULMEN_INLINE void sweep_some(T type, typename T::Stored *state, int64_t stride, int64_t d, int64_t e, int64_t n,
-                              const Token &x, const Vec (&v)[Vecs], Vec (&o)[Vecs]) {
-    Vec factor[Rows], k[Rows], q[Rows];
-#pragma GCC unroll 4
-    for (int r = 0; r < Rows; ++r) {
-        factor[r] = broadcast(x.key_factors[d + r]);
-        k[r] = broadcast(x.k[d + r]);
-        q[r] = broadcast(x.q[d + r]);
-    }
-#pragma GCC unroll 32
-    for (int c = 0; c < Vecs; ++c) {
-#pragma GCC unroll 4
-        for (int r = 0; r < Rows; ++r) {
-            typename T::Stored *place = state + (d + r) * stride + e + c * kLanes;
-            Vec s = (Vecs == 1 ? load_some(type, place, n) : load_as(type, place)) * factor[r];
-            if constexpr (WithValueFactors) s *= load(x.value_factors + e + c * kLanes);
-            s += v[c] * k[r];
-            Vecs == 1 ? store_some(type, place, s, n) : store_as(type, place, s);
-            o[c] += s * q[r];
-        }
-    }
-}
-
-// A state with dense rows: s[d][e]. Whole rows, or eight cache lines of them, a few rows after the others: the order
-// that hardware prefetchers follow. Outputs stay in registers with AVX-512. Without, they stay in L1, and each is read
-// and written once for four rows.
+// A state with dense rows: s[d][e]. Whole rows, or eight cache lines of them, one row after the other: the order that
+// hardware prefetchers follow. Their outputs stay in registers with AVX-512, else in L1. Of a single vector, only n
+// columns may exist.
 template <int Vecs, bool WithValueFactors, class T>
 FULMEN_INLINE void sweep_columns_of_rows(T type, typename T::Stored *state, int64_t stride, int64_t d_count, int64_t e,
                                          int64_t n, const Token &x) {
-#if defined(__AVX512F__)
-    constexpr int kRows = 1;
-#else
-    constexpr int kRows = 4;
-#endif
     Vec o[Vecs] = {}, v[Vecs];
 #pragma GCC unroll 32
     for (int c = 0; c < Vecs; ++c) v[c] = load(x.v + e + c * kLanes);
-    int64_t d = 0;
-    for (; d + kRows <= d_count; d += kRows)
-        sweep_some<kRows, Vecs, WithValueFactors>(type, state, stride, d, e, n, x, v, o);
-    for (; d < d_count; ++d) sweep_some<1, Vecs, WithValueFactors>(type, state, stride, d, e, n, x, v, o);
+    for (int64_t d = 0; d < d_count; ++d) {
+        typename T::Stored *row = state + d * stride + e;
+        const Vec factor = broadcast(x.key_factors[d]), k = broadcast(x.k[d]), q = broadcast(x.q[d]);
+#pragma GCC unroll 32
+        for (int c = 0; c < Vecs; ++c) {
+            Vec s = (Vecs == 1 ? load_some(type, row, n) : load_as(type, row + c * kLanes)) * factor;
+            if constexpr (WithValueFactors) s *= load(x.value_factors + e + c * kLanes);
+            s += v[c] * k;
+            Vecs == 1 ? store_some(type, row, s, n) : store_as(type, row + c * kLanes, s);
+            o[c] += s * q;
+        }
+    }
 #pragma GCC unroll 32
     for (int c = 0; c < Vecs; ++c) store(x.o + e + c * kLanes, o[c]);
 }
 
-template <bool WithValueFactors, class T> FULMEN_INLINE void sweep_all_rows(T type, typename T::Stored *state,
-                                                                            int64_t stride, int64_t d_count,
-                                                                            int64_t e_count, const Token &x) {
+template <bool WithValueFactors, class T>
+FULMEN_INLINE void sweep_all_rows(T type, typename T::Stored *state, int64_t stride, int64_t d_count, int64_t e_count,
+                                  const Token &x) {
     constexpr int kTogether = 128 / kLanes;
     int64_t e = 0;
     for (; e + kTogether * kLanes <= e_count; e += kTogether * kLanes)
@@ -73,15 +51,17 @@ template <bool WithValueFactors, class T> FULMEN_INLINE void sweep_all_rows(T ty
         sweep_columns_of_rows<1, WithValueFactors>(type, state, stride, d_count, e, e_count - e, x);
 }
 
-template <class T> static inline void sweep_rows(T type, typename T::Stored *state, int64_t stride, int64_t d_count,
-                                                 int64_t e_count, const Token &x) {
+template <class T>
+static inline void sweep_rows(T type, typename T::Stored *state, int64_t stride, int64_t d_count, int64_t e_count,
+                              const Token &x) {
     x.value_factors ? sweep_all_rows<true>(type, state, stride, d_count, e_count, x)
                     : sweep_all_rows<false>(type, state, stride, d_count, e_count, x);
 }
 
 // A state with dense columns: s[e][d] in memory.
-template <class T> static inline void sweep_columns(T type, typename T::Stored *state, int64_t stride, int64_t d_count,
-                                                    int64_t e_count, const Token &x) {
+template <class T>
+static inline void sweep_columns(T type, typename T::Stored *state, int64_t stride, int64_t d_count, int64_t e_count,
+                                 const Token &x) {
     for (int64_t e = 0; e < e_count; ++e) {
         typename T::Stored *column = state + e * stride;
         const float v = x.v[e], factor = x.value_factors ? x.value_factors[e] : 1.0f;

@@ -27,15 +27,17 @@ public:
         value.start(head.log_decay_v);
     }
 
-    // Before a walk's first chunk.
-    void enter(Matrix given) {
+    // Before a walk's first chunk; without a state, what it holds does not matter.
+    void enter() {
         key.enter();
         value.enter();
+    }
+    void enter(Matrix given) {
+        enter();
         load_state(given, key.size(), value.size(), state);
     }
     void enter(Panels given) {
-        key.enter();
-        value.enter();
+        enter();
         memcpy(state.data, given.data, 4 * (size_t)panels_size(key.size(), value.size()));
     }
 
