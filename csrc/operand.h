@@ -68,7 +68,8 @@ public:
     const int64_t size;
     Operand(Arena &arena, int64_t tokens, int64_t size, Use use)
         : size(size),
-          by_channel(use.over_channels ? arena.panels<Pair>(tokens, elements<Pair>(size)) : PanelsOf<Pair>{}),
+          by_channel(use.over_channels ? arena.panels<Pair>(filled(tokens, use), elements<Pair>(size))
+                                       : PanelsOf<Pair>{}),
           by_token(use.over_tokens ? arena.panels<Pair>(elements<Pair>(tokens), size) : PanelsOf<Pair>{}),
           use(use) {}
     PanelsOf<Pair> over_channels() const { return by_channel; }
@@ -85,11 +86,15 @@ private:
     const PanelsOf<Pair> by_channel, by_token;
     const Use use;
 
+    // Tokens with their padding: whole blocks of tokens, or of pairs of them.
+    static int64_t filled(int64_t tokens, Use use) {
+        return use.over_tokens ? 2 * padded(elements<Pair>(tokens)) : padded(tokens);
+    }
+
     // pairs(token, channel) is a vector of pairs of channels.
     template <class F> FULMEN_MEMBER void fill_pairs(int64_t count, F pairs) const {
-        const Operand x = *this;                                        // a copy, which no store can change
-        const int64_t block = x.use.over_tokens ? 2 * kPanel : kPanel;  // of tokens
-        for (int64_t r = 0; r < (count + block - 1) / block * block; r += 2)
+        const Operand x = *this;  // a copy, which no store can change
+        for (int64_t r = 0; r < filled(count, x.use); r += 2)
             for (int64_t f = 0; f < x.size; f += 2 * kLanes) {
                 BitVec first = r < count ? pairs(r, f) : BitVec{}, second = r + 1 < count ? pairs(r + 1, f) : BitVec{};
                 if (x.use.over_channels) {

@@ -38,7 +38,7 @@ int64_t invalid_problem(const fulmen_problem &p, bool has_query) {
     }
     if (const int64_t status = invalid_decays(p.decay_form, p.log_decay, p.decay_v_form, p.log_decay_v)) return status;
     if (!is_float32(p.initial_state)) return FULMEN_BAD_DTYPE;
-    if (p.batch * p.tokens == 0) return FULMEN_OK;
+    if (p.batch == 0 || p.tokens == 0) return FULMEN_OK;
     if (!p.k.data || !p.v.data || (has_query && !p.q.data)) return FULMEN_MISSING_TENSOR;
     if ((p.decay_form != FULMEN_DECAY_NONE && !p.log_decay.data) ||
         (p.decay_v_form != FULMEN_DECAY_NONE && !p.log_decay_v.data))
@@ -61,7 +61,7 @@ int64_t invalid(const fulmen_attention_forward_call &call) {
     const fulmen_problem &p = call.problem;
     if (const int64_t status = invalid_problem(p, true)) return status;
     if (!fits(call.output, p.q.dtype) || !is_float32(call.final_state)) return FULMEN_BAD_DTYPE;
-    return call.output.data || p.batch * p.tokens == 0 ? FULMEN_OK : FULMEN_MISSING_TENSOR;
+    return call.output.data || p.batch == 0 || p.tokens == 0 ? FULMEN_OK : FULMEN_MISSING_TENSOR;
 }
 
 int64_t invalid(const fulmen_attention_backward_call &call) {
@@ -135,7 +135,7 @@ int64_t invalid_gate(const fulmen_output_gate_problem &p) {
     if (!is_dtype(p.q.dtype) || p.k.dtype != p.q.dtype || p.v.dtype != p.q.dtype || p.gate.dtype != p.q.dtype ||
         !is_float32(p.qkv) || !is_float32(p.kv))
         return FULMEN_BAD_DTYPE;
-    if ((p.batch * p.queries > 0 && (!p.q.data || !p.gate.data)) || (p.batch * p.keys > 0 && (!p.k.data || !p.v.data)))
+    if (p.batch > 0 && ((p.queries > 0 && (!p.q.data || !p.gate.data)) || (p.keys > 0 && (!p.k.data || !p.v.data))))
         return FULMEN_MISSING_TENSOR;
     return FULMEN_OK;
 }
@@ -146,7 +146,7 @@ int64_t invalid(const fulmen_output_gate_forward_call &call) {
     const fulmen_output_gate_problem &p = call.problem;
     if (const int64_t status = invalid_gate(p)) return status;
     if (!fits(call.output, p.q.dtype)) return FULMEN_BAD_DTYPE;
-    return call.output.data || p.batch * p.queries == 0 ? FULMEN_OK : FULMEN_MISSING_TENSOR;
+    return call.output.data || p.batch == 0 || p.queries == 0 ? FULMEN_OK : FULMEN_MISSING_TENSOR;
 }
 
 int64_t invalid(const fulmen_output_gate_backward_call &call) {
@@ -156,7 +156,8 @@ int64_t invalid(const fulmen_output_gate_backward_call &call) {
         if (!fits(*x, p.q.dtype)) return FULMEN_BAD_DTYPE;
     const bool queries = call.grad_output.data && call.dq.data && call.dgate.data;
     const bool keys = call.dk.data && call.dv.data;
-    return (queries || p.batch * p.queries == 0) && (keys || p.batch * p.keys == 0) ? FULMEN_OK : FULMEN_MISSING_TENSOR;
+    const bool complete = (queries || p.queries == 0) && (keys || p.keys == 0);
+    return complete || p.batch == 0 ? FULMEN_OK : FULMEN_MISSING_TENSOR;
 }
 
 }  // namespace fulmen
