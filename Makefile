@@ -14,7 +14,7 @@ HEART := tests/test_additions.py tests/test_import.py tests/runtime tests/ops/ch
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup bench check test test-isa test-gpu-static lint format clean
+.PHONY: setup bench check test test-core test-isa test-gpu-static lint format clean
 
 setup: $(STAMP)
 
@@ -36,13 +36,24 @@ check: lint
 test: setup
 	$(RUN)/pytest -n 2
 	TRITON_INTERPRET=1 $(RUN)/pytest -n 2 -q -m gpu
-	$(MAKE) test-isa
+	$(MAKE) test-core test-isa
 
-# The core's tests once more on each build that is not the default here.
+# The builds of the core that this machine can run, the default first.
+BUILDS := $(RUN)/python -c 'from fulmen.runtime.core import core; print(*(core.builds if core else []))'
+NATIVE_TESTS := -k native tests/ops
+
+# The core's own tests, in C++, for each build.
+test-core: setup
+	@builds=$$($(BUILDS) | tr ' ' ';'); test -z "$$builds" || { \
+	    $(RUN)/cmake --log-level=WARNING -S . -B build/core-tests -DFULMEN_TESTS=ON -DFULMEN_ISAS="$$builds" && \
+	    $(RUN)/cmake --build build/core-tests --parallel 2 --target core_tests -- --silent && \
+	    $(RUN)/ctest --test-dir build/core-tests --output-on-failure; }
+
+# The native backend's tests once more on each build that is not the default here.
 test-isa: setup
-	@for isa in $$($(RUN)/python -c 'from fulmen.runtime.core import core; print(*(core.builds if core else [])[1:])'); do \
+	@for isa in $$($(BUILDS) | cut -s -d ' ' -f 2-); do \
 	    echo "FULMEN_ISA=$$isa"; \
-	    FULMEN_ISA=$$isa $(RUN)/pytest -n 2 -q -k native tests/ops || exit 1; \
+	    FULMEN_ISA=$$isa $(RUN)/pytest -n 2 -q $(NATIVE_TESTS) || exit 1; \
 	done
 
 # Every test of a backend, on the Triton kernels in the interpreter.
@@ -54,12 +65,12 @@ lint: setup
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
 	$(RUN)/lint-imports
-	$(RUN)/clang-format --dry-run --Werror csrc/*
+	$(RUN)/clang-format --dry-run --Werror csrc/* tests/core/*.cpp tests/core/*.h
 
 format: setup
 	$(RUN)/ruff check --fix .
 	$(RUN)/ruff format .
-	$(RUN)/clang-format -i csrc/*
+	$(RUN)/clang-format -i csrc/* tests/core/*.cpp tests/core/*.h
 
 clean:
 	rm -rf $(VENV) build

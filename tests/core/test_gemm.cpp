@@ -1,0 +1,261 @@
+// Products of every size from 1 to 40, of floats and of pairs, in panels and in the caller's memory, against plain
+// loops.
+//
+// Results in floats must have the bits of one chain of multiply-adds in the order of depth. What pads rows and columns
+// is NaN, so that nothing of it may reach a result; what pads depth is zero, as the core's packing leaves it.
+#include <math.h>
+
+#include <vector>
+
+#include "check.h"
+#include "gemm.h"
+
+using namespace fulmen::FULMEN_ISA;
+
+namespace {
+
+constexpr int64_t kSizes = 40;
+
+// One link of the chain, as this build's multiply-add rounds it.
+float link(float a, float b, float sum) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+    return fmaf(a, b, sum);
+#else
+    const float product = a * b;
+    return product + sum;
+#endif
+}
+
+// Rows of columns, in plain order.
+struct Plain {
+    int64_t rows, columns;
+    std::vector<float> x;
+    Plain(int64_t rows, int64_t columns) : rows(rows), columns(columns), x((size_t)(rows * columns)) {}
+    float &operator()(int64_t r, int64_t c) { return x[(size_t)(r * columns + c)]; }
+    float operator()(int64_t r, int64_t c) const { return x[(size_t)(r * columns + c)]; }
+};
+
+template <class Number> Plain filled(int64_t rows, int64_t columns, Number number) {
+    Plain m(rows, columns);
+    for (float &x : m.x) x = number();
+    return m;
+}
+
+// sum += left * right
+void multiply_plainly(const Plain &left, const Plain &right, int64_t rows, int64_t columns, int64_t depth, Plain &sum) {
+    for (int64_t r = 0; r < rows; ++r)
+        for (int64_t k = 0; k < depth; ++k)
+            for (int64_t c = 0; c < columns; ++c) sum(r, c) = link(left(r, k), right(k, c), sum(r, c));
+}
+
+// Panels with memory of their own. element(row, column) is called for padding too.
+template <class Element> struct Packed {
+    std::vector<Element> memory;
+    PanelsOf<Element> panels;
+    template <class F> Packed(int64_t rows, int64_t columns, F element)
+        : memory((size_t)panels_size(rows, columns)), panels{memory.data(), panel_stride(rows)} {
+        for (int64_t r = 0; r < padded(rows); ++r)
+            for (int64_t c = 0; c < padded(columns); ++c) *panels.at(r, c) = element(r, c);
+    }
+};
+
+float element_of(const Plain &m, int64_t rows, int64_t columns, int64_t r, int64_t c) {
+    return r < rows && c < columns ? m(r, c) : NAN;
+}
+
+// The three matrices of a product of one size, cut out of larger ones, in each form.
+struct Factors {
+    const Plain &left, &right;
+    int64_t rows, columns, depth;
+
+    // NaN outside the product's rows and columns, 0 after its depth.
+    float of_left(int64_t r, int64_t k) const { return r >= rows ? NAN : k < depth ? left(r, k) : 0; }
+    float of_right(int64_t k, int64_t c) const { return c >= columns ? NAN : k < depth ? right(k, c) : 0; }
+
+    Packed<float> left_panels() const {
+        return {rows, depth, [&](int64_t r, int64_t k) { return of_left(r, k); }};
+    }
+    Packed<float> transposed_left_panels() const {
+        return {depth, rows, [&](int64_t k, int64_t r) { return of_left(r, k); }};
+    }
+    Packed<float> right_panels() const {
+        return {depth, columns, [&](int64_t k, int64_t c) { return of_right(k, c); }};
+    }
+    // As rows in the caller's memory, `stride` apart, padded to blocks.
+    std::vector<float> left_rows(int64_t stride) const {
+        std::vector<float> x((size_t)(padded(rows) * stride), NAN);
+        for (int64_t r = 0; r < padded(rows); ++r)
+            for (int64_t k = 0; k < padded(depth); ++k) x[(size_t)(r * stride + k)] = of_left(r, k);
+        return x;
+    }
+    std::vector<float> right_rows(int64_t stride) const {
+        std::vector<float> x((size_t)(padded(depth) * stride), NAN);
+        for (int64_t k = 0; k < padded(depth); ++k)
+            for (int64_t c = 0; c < padded(columns); ++c) x[(size_t)(k * stride + c)] = of_right(k, c);
+        return x;
+    }
+    int64_t row_blocks() const { return padded(rows) / kPanel; }
+    int64_t depth_blocks() const { return padded(depth) / kPanel; }
+    int64_t panels() const { return padded(columns) / kPanel; }
+};
+
+void check_equal(const char *what, const Factors &f, const Plain &expected, PanelsOf<float> got) {
+    for (int64_t r = 0; r < f.rows; ++r)
+        for (int64_t c = 0; c < f.columns; ++c)
+            CHECK(*got.at(r, c) == expected(r, c), "%s %d x %d x %d: at %d, %d is %a, not %a", what, (int)f.rows,
+                  (int)f.depth, (int)f.columns, (int)r, (int)c, *got.at(r, c), expected(r, c));
+}
+
+// Every way to multiply floats, for one size.
+void check_floats(const Factors &f, const Plain &before, const Plain &row_weights, const Plain &column_weights) {
+    const Packed<float> left = f.left_panels(), transposed = f.transposed_left_panels(), right = f.right_panels();
+    auto result_before = [&] {
+        return Packed<float>(f.rows, f.columns,
+                             [&](int64_t r, int64_t c) { return element_of(before, f.rows, f.columns, r, c); });
+    };
+
+    Plain expected(f.rows, f.columns);
+    multiply_plainly(f.left, f.right, f.rows, f.columns, f.depth, expected);
+    Packed<float> got = result_before();
+    for (int64_t p = 0; p < f.panels(); ++p)
+        multiply(got.panels.panel(p), f.row_blocks(), Zero(),
+                 Product<AsStored>{left.panels, right.panels.panel(p), f.depth_blocks()});
+    check_equal("as stored", f, expected, got.panels);
+
+    got = result_before();
+    const int64_t stride = padded(f.depth) + 3, right_stride = padded(f.columns) + 5;
+    const std::vector<float> left_rows = f.left_rows(stride), right_rows = f.right_rows(right_stride);
+    for (int64_t p = 0; p < f.panels(); ++p)
+        for (int64_t block = 0; block < f.row_blocks(); ++block)
+            multiply_apart(
+                got.panels.panel(p), block, Zero(),
+                Product<InPlaceOf<float>, Columns>{
+                    {left_rows.data(), stride}, {right_rows.data() + p * kPanel, right_stride}, f.depth_blocks()});
+    check_equal("in the caller's memory", f, expected, got.panels);
+
+    // Adding a product to what was there.
+    for (int64_t r = 0; r < f.rows; ++r)
+        for (int64_t c = 0; c < f.columns; ++c) expected(r, c) = before(r, c);
+    multiply_plainly(f.left, f.right, f.rows, f.columns, f.depth, expected);
+    got = result_before();
+    for (int64_t p = 0; p < f.panels(); ++p)
+        multiply(got.panels.panel(p), f.row_blocks(), Add(),
+                 Product<Transposed>{transposed.panels, right.panels.panel(p), f.depth_blocks()});
+    check_equal("transposed, added", f, expected, got.panels);
+
+    // Two products, added to what was there in weighted rows and columns.
+    const bool weigh_columns = f.depth % 2;
+    for (int64_t r = 0; r < f.rows; ++r)
+        for (int64_t c = 0; c < f.columns; ++c) {
+            expected(r, c) = before(r, c) * row_weights(0, r);
+            if (weigh_columns) expected(r, c) *= column_weights(0, c);
+        }
+    multiply_plainly(f.left, f.right, f.rows, f.columns, f.depth, expected);
+    multiply_plainly(f.left, f.right, f.rows, f.columns, f.depth, expected);
+    got = result_before();
+    for (int64_t p = 0; p < f.panels(); ++p)
+        multiply(got.panels.panel(p), f.row_blocks(),
+                 Scale{row_weights.x.data(), weigh_columns ? column_weights.x.data() + p * kPanel : nullptr},
+                 Product<Transposed>{transposed.panels, right.panels.panel(p), f.depth_blocks()},
+                 Product<AsStored>{left.panels, right.panels.panel(p), f.depth_blocks()});
+    check_equal("two products, weighed", f, expected, got.panels);
+}
+
+// Neighbours along the depth, as bfloat16.
+Pair pair(float first, float second) {
+    uint32_t low, high;
+    memcpy(&low, &first, sizeof low);
+    memcpy(&high, &second, sizeof high);
+    return {low >> 16 | (high & 0xffff0000u)};
+}
+
+// Whole numbers, of which any order of sums is exact.
+void check_pairs(const Factors &f) {
+    const int64_t depth = (f.depth + 1) / 2;
+    auto of_left = [&](int64_t r, int64_t k) { return pair(f.of_left(r, 2 * k), f.of_left(r, 2 * k + 1)); };
+    auto of_right = [&](int64_t k, int64_t c) { return pair(f.of_right(2 * k, c), f.of_right(2 * k + 1, c)); };
+    const Packed<Pair> left(f.rows, depth, of_left), right(depth, f.columns, of_right);
+    const Packed<Pair> transposed(depth, f.rows, [&](int64_t k, int64_t r) { return of_left(r, k); });
+    const int64_t stride = padded(depth) + 1;
+    std::vector<Pair> rows((size_t)(padded(f.rows) * stride));
+    for (int64_t r = 0; r < padded(f.rows); ++r)
+        for (int64_t k = 0; k < padded(depth); ++k) rows[(size_t)(r * stride + k)] = of_left(r, k);
+
+    Plain expected(f.rows, f.columns);
+    multiply_plainly(f.left, f.right, f.rows, f.columns, f.depth, expected);
+    auto check = [&](const char *what, auto factor) {
+        Packed<float> got(f.rows, f.columns, [](int64_t, int64_t) { return NAN; });
+        for (int64_t p = 0; p < f.panels(); ++p)
+            multiply(got.panels.panel(p), f.row_blocks(), Zero(),
+                     Product<decltype(factor)>{factor, right.panels.panel(p), padded(depth) / kPanel});
+        check_equal(what, f, expected, got.panels);
+    };
+    check("pairs as stored", AsStoredOf<Pair>(left.panels));
+    check("pairs transposed", TransposedOf<Pair>(transposed.panels));
+    check("pairs in the caller's memory", InPlaceOf<Pair>{rows.data(), stride});
+}
+
+// A product writes its blocks of its panel and nothing else, and calls `meanwhile` once for each block of rows and
+// depth.
+void check_bounds() {
+    constexpr int64_t row_blocks = 2, depth_blocks = 3;
+    Packed<float> left(row_blocks * kPanel, depth_blocks * kPanel, [](int64_t, int64_t) { return 1.0f; });
+    Packed<float> right(depth_blocks * kPanel, kPanel, [](int64_t, int64_t) { return 1.0f; });
+    std::vector<float> got(kBlock * (row_blocks + 2), -1.0f);
+    struct Counting {
+        int *calls;
+        void operator()() const { ++*calls; }
+    };
+    int calls = 0;
+    multiply(got.data() + kBlock, row_blocks, Zero(),
+             Product<AsStored, Panel, Counting>{left.panels, right.panels.panel(0), depth_blocks, {&calls}});
+    for (int64_t i = 0; i < (int64_t)got.size(); ++i) {
+        const bool inside = i >= kBlock && i < kBlock * (row_blocks + 1);
+        CHECK(got[(size_t)i] == (inside ? depth_blocks * kPanel : -1), "element %d is %g", (int)i, got[(size_t)i]);
+    }
+    CHECK(calls == row_blocks * depth_blocks, "meanwhile was called %d times", calls);
+
+    multiply(got.data(), row_blocks, Zero(),
+             Product<AsStored, Panel, Counting>{left.panels, right.panels.panel(0), 0, {&calls}});
+    for (int64_t i = 0; i < row_blocks * kBlock; ++i)
+        CHECK(got[(size_t)i] == 0, "no depth: element %d is %g", (int)i, got[(size_t)i]);
+}
+
+// A tile of any height up to the build's, in the last rows and columns of its block.
+template <int Rows> void check_tile(const Factors &f, const Packed<float> &left, const Packed<float> &right) {
+    constexpr int row = kPanel - Rows, columns = kTileVecs * kLanes, column = kPanel - columns;
+    Plain expected(kPanel, kPanel);
+    multiply_plainly(f.left, f.right, kPanel, kPanel, f.depth, expected);
+    Vec tile[Rows][kTileVecs];
+    Zero().begin(tile, nullptr, 0, 0);
+    accumulate<row, column>(tile, 0, Product<AsStored>{left.panels, right.panels.panel(0), f.depth_blocks()});
+    for (int r = 0; r < Rows; ++r)
+        for (int c = 0; c < columns; ++c)
+            CHECK(tile[r][c / kLanes][c % kLanes] == expected(row + r, column + c), "tile of %d x %d: at %d, %d", Rows,
+                  columns, r, c);
+}
+template <int... Rows> void check_tiles(const Factors &f, std::integer_sequence<int, Rows...>) {
+    const Packed<float> left = f.left_panels(), right = f.right_panels();
+    (check_tile<Rows + 1>(f, left, right), ...);
+}
+
+}  // namespace
+
+int main() {
+    Random random(1);
+    auto number = [&] { return random.number(); };
+    auto whole = [&] { return (float)(random.below(17) - 8); };
+    const Plain left = filled(kSizes, kSizes, number), right = filled(kSizes, kSizes, number);
+    const Plain whole_left = filled(kSizes, kSizes, whole), whole_right = filled(kSizes, kSizes, whole);
+    const Plain before = filled(kSizes, kSizes, number);
+    const Plain row_weights = filled(1, padded(kSizes), number), column_weights = filled(1, padded(kSizes), number);
+    for (int64_t rows = 1; rows <= kSizes; ++rows)
+        for (int64_t columns = 1; columns <= kSizes; ++columns)
+            for (int64_t depth = 1; depth <= kSizes; ++depth) {
+                check_floats({left, right, rows, columns, depth}, before, row_weights, column_weights);
+                if constexpr (kPairs) check_pairs({whole_left, whole_right, rows, columns, depth});
+            }
+    check_bounds();
+    check_tiles({left, right, kPanel, kPanel, kSizes}, std::make_integer_sequence<int, kTileRows>());
+    return outcome();
+}
