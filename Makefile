@@ -14,7 +14,7 @@ HEART := tests/test_additions.py tests/test_import.py tests/runtime tests/ops/ch
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup bench check test test-core test-isa test-gpu-static lint format clean
+.PHONY: setup bench check test test-core test-isa test-gpu-static sanitize lint format clean
 
 setup: $(STAMP)
 
@@ -54,6 +54,25 @@ test-isa: setup
 	@for isa in $$($(BUILDS) | cut -s -d ' ' -f 2-); do \
 	    echo "FULMEN_ISA=$$isa"; \
 	    FULMEN_ISA=$$isa $(RUN)/pytest -n 2 -q $(NATIVE_TESTS) || exit 1; \
+	done
+
+# The core and its tests with GCC's sanitizers: of memory and undefined behaviour everywhere, of threads where these are
+# not OpenMP's. Python runs the core of build/sanitize in place of the one that is installed.
+SANITIZER := -g -O1 -fno-omit-frame-pointer -fno-sanitize-recover=all
+sanitize: setup
+	@set -e; builds=$$($(BUILDS)); isas=$$(echo $$builds | tr ' ' ';'); \
+	configure() { CXX=g++ $(RUN)/cmake --log-level=WARNING -S . -B $$1 -DFULMEN_TESTS=ON -DFULMEN_ISAS="$$isas" \
+	    -DCMAKE_BUILD_TYPE=Sanitize -DCMAKE_CXX_FLAGS_SANITIZE="$(SANITIZER) -fsanitize=$$2"; }; \
+	configure build/sanitize-threads thread; \
+	$(RUN)/cmake --build build/sanitize-threads --target test_in_order -- --silent; \
+	$(RUN)/ctest --test-dir build/sanitize-threads --output-on-failure -R test_in_order; \
+	configure build/sanitize address,undefined; \
+	$(RUN)/cmake --build build/sanitize --parallel 2 -- --silent; \
+	$(RUN)/ctest --test-dir build/sanitize --output-on-failure; \
+	for isa in $$builds; do \
+	    echo "FULMEN_ISA=$$isa, sanitized"; \
+	    LD_PRELOAD=$$(g++ -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 FULMEN_ISA=$$isa \
+	        FULMEN_CORE=$(CURDIR)/build/sanitize/libfulmen_core.so $(RUN)/pytest -n 2 -q $(NATIVE_TESTS); \
 	done
 
 # Every test of a backend, on the Triton kernels in the interpreter.

@@ -1,3 +1,4 @@
+import os
 from contextlib import nullcontext
 
 import pytest
@@ -54,6 +55,13 @@ def poisoned_workspace(monkeypatch):
 
     monkeypatch.setattr(torch, "empty", poisoned)
     monkeypatch.setattr(core._Memory, "KEPT_BYTES", 0)  # or small calls would use what others have left there
+
+
+@pytest.fixture(autouse="FULMEN_CORE" in os.environ)
+def exact_workspace(monkeypatch):
+    """Workspace to the byte, which torch aligns as the core needs: a core with sanitizers sees what lies after it."""
+    monkeypatch.setattr(core._Memory, "KEPT_BYTES", 0)
+    monkeypatch.setattr(core._Memory, "_new", lambda self, size: torch.empty(size, dtype=torch.uint8, device="cpu"))
 
 
 @pytest.fixture(scope="module")

@@ -78,3 +78,19 @@ def test_the_installation_has_a_record():
     if library().parent == SOURCE:
         pytest.skip("the library lies in the source folder")
     assert [path.read_text().strip() for path in records if path.is_file()] == ["built"]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_fulmen_core_names_the_library(tmp_path, there):
+    path = tmp_path / "another.so"
+    if there:
+        shutil.copyfile(library(), path)
+    code = "from fulmen import core; print(core.core and core.core.library._name, core.why_unavailable)"
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"FULMEN_CORE": str(path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout.startswith(f"{path} " if there else f"None the CPU core cannot be loaded: {path}")

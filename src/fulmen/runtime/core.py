@@ -244,7 +244,8 @@ def _warn_of_growth() -> None:
 
 def _load() -> Core | str:
     """The core, or in one sentence why there is none."""
-    found = core_file.find([Path(folder) for folder in sys.modules["fulmen"].__path__])
+    named = os.environ.get("FULMEN_CORE")  # another build of the library, such as the one with sanitizers
+    found = Path(named) if named else core_file.find([Path(folder) for folder in sys.modules["fulmen"].__path__])
     if isinstance(found, str):
         return found
     try:
