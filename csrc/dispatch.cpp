@@ -7,6 +7,7 @@
 
 #include <atomic>
 
+#include "decay_form.h"
 #include "huge_pages.h"
 #include "kernels.h"
 #include "parallel.h"
@@ -78,8 +79,7 @@ void expect_results(const fulmen_attention_backward_call &call) {
     prefer_huge_pages(call.dq, p.batch, p.tokens, p.query_heads, p.key_size);
     prefer_huge_pages(call.dk, p.batch, p.tokens, p.key_heads, p.key_size);
     prefer_huge_pages(call.dv, p.batch, p.tokens, p.value_heads, p.value_size);
-    if (p.decay_form == FULMEN_DECAY_CHANNEL)
-        prefer_huge_pages(call.dlog_decay, p.batch, p.tokens, p.heads, p.key_size);
+    if (by_channel(p.decay_form)) prefer_huge_pages(call.dlog_decay, p.batch, p.tokens, p.heads, p.key_size);
     prefer_huge_pages(call.dlog_decay_v, p.batch, p.tokens, p.heads, p.value_size);
 }
 void expect_results(const fulmen_states_forward_call &call) {

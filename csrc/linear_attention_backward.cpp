@@ -40,7 +40,7 @@ public:
         most_kept = shares_heads(p) ? kMostKeptWhenShared : kMostKept;
         const int64_t states = smaller(most_kept, (chunks_of(longest) + kLeastSpacing - 1) / kLeastSpacing);
         if (restarts) kept = arena.floats(states * panels_size(p.key_size, p.value_size));
-        if (call.dlog_decay.data && p.decay_form == FULMEN_DECAY_HEAD) per_token = arena.floats(longest);
+        if (call.dlog_decay.data && !has_tokens(p.decay_form)) per_token = arena.floats(longest);
     }
 
     void start(const fulmen_attention_backward_call &call, int64_t index) {

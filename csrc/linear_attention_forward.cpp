@@ -71,7 +71,7 @@ bool attend_token_by_token(const fulmen_attention_forward_call &call, const Head
         for (int64_t e = 0; e < x.columns; ++e)
             state[d * stride + e] = x.initial.present() ? *x.initial.at(d, e) : 0.0f;
     for (int64_t t = 0; t < x.sequence.tokens; ++t) {
-        const Rows log_decay = p.decay_form == FULMEN_DECAY_HEAD ? x.head.log_decay : x.head.log_decay.from(t, 0);
+        const Rows log_decay = has_tokens(p.decay_form) ? x.head.log_decay.from(t, 0) : x.head.log_decay;
         sweep_rows(Float32(), state, stride, p.key_size, x.columns,
                    buffer.load(x.head, t, p.decay_form, log_decay, p.decay_v_form, (float)p.scale));
         buffer.store_output(x.output, t);

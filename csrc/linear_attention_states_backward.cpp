@@ -16,7 +16,7 @@ public:
           chunks((p.tokens + call.chunk_size - 1) / call.chunk_size),
           worker(arena, call.problem, call.dlog_decay.data, call.dlog_decay_v.data),
           boundary(arena.panels(p.key_size, p.value_size)) {
-        if (call.dlog_decay.data && p.decay_form == FULMEN_DECAY_HEAD) per_token = arena.floats(p.tokens);
+        if (call.dlog_decay.data && !has_tokens(p.decay_form)) per_token = arena.floats(p.tokens);
     }
 
     void start(int64_t index) {

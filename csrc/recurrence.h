@@ -103,20 +103,20 @@ public:
         load_row(head.k, t, d_count, k);
         load_row(head.v, t, e_count, v);
         for (int64_t d = 0; d < d_count; ++d) q[d] *= scale;
-        if (decay_form == FULMEN_DECAY_CHANNEL) {
+        if (by_channel(decay_form)) {
             load_row(log_decay, 0, d_count, key_factors);
             exp_in_place(key_factors, d_count);
         } else {
             float one[kPanel] = {};
-            if (decay_form != FULMEN_DECAY_NONE) load_row(log_decay, 0, 1, one);
+            if (decays(decay_form)) load_row(log_decay, 0, 1, one);
             exp_in_place(one, 1);
             for (int64_t d = 0; d < d_count; ++d) key_factors[d] = one[0];
         }
-        if (decay_v_form != FULMEN_DECAY_NONE) {
+        if (decays(decay_v_form)) {
             load_row(head.log_decay_v, t, e_count, value_factors);
             exp_in_place(value_factors, e_count);
         }
-        return {q, k, v, key_factors, decay_v_form != FULMEN_DECAY_NONE ? value_factors : nullptr, o};
+        return {q, k, v, key_factors, decays(decay_v_form) ? value_factors : nullptr, o};
     }
 
     bool grows() const { return grows_; }  // whether a log-decay was above 0

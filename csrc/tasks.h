@@ -1,6 +1,7 @@
 // What a call is partitioned into: sequences, heads, slices of value channels.
 #pragma once
 
+#include "decay_form.h"
 #include "parallel.h"
 #include "rows.h"
 
@@ -39,8 +40,8 @@ FULMEN_INLINE Head head_of(const fulmen_problem &p, const Sequence &s, int64_t h
     head.q = rows_of(p.q, s.batch, h / (p.heads / p.query_heads)).from(s.first, 0);
     head.k = rows_of(p.k, s.batch, h / (p.heads / p.key_heads)).from(s.first, 0);
     head.v = rows_of(p.v, s.batch, h / (p.heads / p.value_heads)).from(s.first, column);
-    head.log_decay = rows_of(p.log_decay, p.decay_form == FULMEN_DECAY_HEAD ? 0 : s.batch, h);
-    if (p.decay_form != FULMEN_DECAY_HEAD) head.log_decay = head.log_decay.from(s.first, 0);
+    head.log_decay = rows_of(p.log_decay, has_tokens(p.decay_form) ? s.batch : 0, h);
+    if (has_tokens(p.decay_form)) head.log_decay = head.log_decay.from(s.first, 0);
     head.log_decay_v = rows_of(p.log_decay_v, s.batch, h).from(s.first, column);
     head.tokens = s.tokens;
     return head;

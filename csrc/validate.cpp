@@ -1,5 +1,7 @@
 #include "validate.h"
 
+#include "decay_form.h"
+
 #include <initializer_list>
 
 namespace fulmen {
@@ -14,10 +16,8 @@ bool fits(const fulmen_tensor &x, int64_t dtype) { return !x.data || x.dtype == 
 template <class T> bool is_float32(const T &x) { return !x.data || x.dtype == FULMEN_FLOAT32; }
 
 int64_t invalid_decays(int64_t form, const fulmen_tensor &log_decay, int64_t form_v, const fulmen_tensor &log_decay_v) {
-    if (form < FULMEN_DECAY_NONE || form > FULMEN_DECAY_CHANNEL) return FULMEN_BAD_DECAY;
-    if (form_v != FULMEN_DECAY_NONE && form_v != FULMEN_DECAY_CHANNEL) return FULMEN_BAD_DECAY;
-    if ((form != FULMEN_DECAY_NONE && !is_dtype(log_decay.dtype)) ||
-        (form_v != FULMEN_DECAY_NONE && !is_dtype(log_decay_v.dtype)))
+    if (!is_decay_form(form) || (decays(form_v) && !by_channel(form_v))) return FULMEN_BAD_DECAY;
+    if ((decays(form) && !is_dtype(log_decay.dtype)) || (decays(form_v) && !is_dtype(log_decay_v.dtype)))
         return FULMEN_BAD_DTYPE;
     return FULMEN_OK;
 }
@@ -40,8 +40,7 @@ int64_t invalid_problem(const fulmen_problem &p, bool has_query) {
     if (!is_float32(p.initial_state)) return FULMEN_BAD_DTYPE;
     if (p.batch == 0 || p.tokens == 0) return FULMEN_OK;
     if (!p.k.data || !p.v.data || (has_query && !p.q.data)) return FULMEN_MISSING_TENSOR;
-    if ((p.decay_form != FULMEN_DECAY_NONE && !p.log_decay.data) ||
-        (p.decay_v_form != FULMEN_DECAY_NONE && !p.log_decay_v.data))
+    if ((decays(p.decay_form) && !p.log_decay.data) || (decays(p.decay_v_form) && !p.log_decay_v.data))
         return FULMEN_MISSING_TENSOR;
     return FULMEN_OK;
 }
@@ -49,8 +48,7 @@ int64_t invalid_problem(const fulmen_problem &p, bool has_query) {
 template <class Call> int64_t invalid_gradients(const fulmen_problem &p, const Call &call) {
     if (!is_float32(call.dlog_decay) || !is_float32(call.dlog_decay_v) || !is_float32(call.dinitial))
         return FULMEN_BAD_DTYPE;
-    if ((call.dlog_decay.data && p.decay_form == FULMEN_DECAY_NONE) ||
-        (call.dlog_decay_v.data && p.decay_v_form == FULMEN_DECAY_NONE))
+    if ((call.dlog_decay.data && !decays(p.decay_form)) || (call.dlog_decay_v.data && !decays(p.decay_v_form)))
         return FULMEN_BAD_DECAY;
     return FULMEN_OK;
 }
@@ -103,8 +101,7 @@ int64_t invalid(const fulmen_step_call &call) {
     if (c.state.stride_row != 1 && c.state.stride_column != 1) return FULMEN_BAD_STATE;
     if (c.batch == 0) return FULMEN_OK;
     if (!c.q.data || !c.k.data || !c.v.data || !c.state.data || !c.output.data ||
-        (c.decay_form != FULMEN_DECAY_NONE && !c.log_decay.data) ||
-        (c.decay_v_form != FULMEN_DECAY_NONE && !c.log_decay_v.data))
+        (decays(c.decay_form) && !c.log_decay.data) || (decays(c.decay_v_form) && !c.log_decay_v.data))
         return FULMEN_MISSING_TENSOR;
     return FULMEN_OK;
 }

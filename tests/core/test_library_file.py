@@ -85,7 +85,7 @@ def test_fulmen_core_names_the_library(tmp_path, there):
     path = tmp_path / "another.so"
     if there:
         shutil.copyfile(library(), path)
-    code = "from fulmen import core; print(core.core and core.core.library._name, core.why_unavailable)"
+    code = "from fulmen.runtime import core; print(core.core and core.core.library._name, core.why_unavailable)"
     run = subprocess.run(
         [sys.executable, "-c", code],
         env=os.environ | {"FULMEN_CORE": str(path)},
