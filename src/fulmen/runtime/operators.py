@@ -17,7 +17,7 @@ class Operator:
         name: of its folder.
         protocol: what the module of each of its backends has.
         backends: these modules, by the backend's name.
-        workloads: whose ``WORKLOADS`` `fulmen inspect` compiles.
+        workloads: whose ``WORKLOADS`` `fulmen inspect` compiles, and whose ``BYTES`` say what each kernel requests.
         checks: whose ``checks(target)`` `fulmen verify` runs.
         limits: whose ``LIMITS`` `fulmen bench limits` measures; empty: none.
     """

@@ -1,11 +1,11 @@
 """The weights of every decay, on the device: sums of logarithms that only ever add, and no exponent above zero.
 
-A *scalar* decay has one logarithm per token (or head) for all channels; a *channel* decay has one per token and channel.
-A weight is e to the sum of the logarithms of some tokens, and which tokens is a 0/1 matrix over (row, token):
+A *scalar* decay has one logarithm per token (or head) for all channels; a *channel* decay has one per token and
+channel. A weight is e to the sum of the logarithms of some tokens, and which tokens is a 0/1 matrix over (row, token):
 
-    entering, forward in time:   all tokens up to and including the row
-    entering, backward in time:  all tokens after the row
-    to the boundary of two blocks: all tokens between the row and the boundary
+    entering, forward in time:      all tokens up to and including the row
+    entering, backward in time:     all tokens after the row
+    to the boundary of two blocks:  all tokens between the row and the boundary
 
 Both directions use the same weights: what enters a chunk on the one side leaves it on the other. The gradient of a sum
 of logarithms is the sum over the transposed matrix.

@@ -42,7 +42,7 @@ PARTITION_NUMBERS = ("length", "segments", "segment_tokens")
 
 
 class Partition(NamedTuple):
-    """How sequences are partitioned into segments: ``segments`` of ``tokens`` each, or of equal parts of a packed sequence.
+    """How sequences are partitioned: into ``segments`` of ``tokens`` each, or of equal parts of a packed sequence.
 
     Kernels take its fields one by one and put them together again.
     """
@@ -84,7 +84,8 @@ def tokens(x: Tensor, heads: int) -> Tokens:
 
 
 def states(x: Tensor, transposed: bool = False) -> States:
-    """``[sequences, H, boundaries, D, E]``, or ``[sequences, H, D, E]`` for all boundaries; ``transposed`` makes E the rows."""
+    """``[sequences, H, boundaries, D, E]``, or ``[sequences, H, D, E]`` for all boundaries; ``transposed`` makes E
+    the rows."""
     if not states_are_near(x):
         raise ValueError(f"the Triton kernels cannot reach all of a state with strides {list(x.stride()[-2:])}")
     sequence, head, *boundary, row, column = x.stride()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fulmen.triton_common.naming import named
 from fulmen.triton_common.operands import store_rows
 
 
-@triton.jit(do_not_specialize=("length", "sequences"))
+@triton.jit(repr=named("clear_rest"), do_not_specialize=("length", "sequences"))
 def clear_rest(x, cu_seqlens, length, sequences, heads, C: tl.constexpr, K: tl.constexpr):
     """Zeros for them, where ``cu_seqlens`` ends before the tensor does. Mostly there are none: it only looks."""
     program = tl.program_id(0)

@@ -1,4 +1,4 @@
-"""Names of Triton that are not public: all that are used, each with its reason. There are no public ways to do the same."""
+"""Names of Triton that are not public: all that are used, each with its reason. No public ones do the same."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def recording(stand_in: Any, compile_function: Callable[..., Any]) -> Iterator[N
 
 
 def used_by(function: JITCallable) -> dict[str, Any]:
-    """What a kernel's source names in its module: the functions it calls, the constants it reads. (Triton's own hash of a
-    function also depends on which others were hashed before it.)"""
+    """What a kernel's source names in its module: the functions it calls, the constants it reads. (Triton's own hash of
+    a function also depends on which others were hashed before it.)"""
     return {name: function.__globals__.get(name) for name in function.fn.__code__.co_names}
 
 

@@ -24,7 +24,7 @@ def run(case, form):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("length", "key_size", "value_size"), [(1, 16, 16), (70, 20, 9), (330, 16, 40)])
 def test_outputs_and_gradients(form, length, key_size, value_size, dtype):
-    case = Case(batch=1, length=length, key_size=key_size, value_size=value_size, initial=False, dtype=dtype)
+    case = Case(batch=1, length=length, key_size=key_size, value_size=value_size, scale=1.0, initial=False, dtype=dtype)
     expected = exact(case, without="grad_state")
     for name, got in run(case, form).items():
         # The published algorithm rounds scores and states to 16 bits on the way.
@@ -35,7 +35,7 @@ def test_outputs_and_gradients(form, length, key_size, value_size, dtype):
 
 @pytest.mark.parametrize("values", ["zero", "strong", "forget"])
 def test_extreme_decays(form, values):
-    case = Case(batch=1, length=130, heads=(3, 3, 3), values=values, initial=False)
+    case = Case(batch=1, length=130, heads=(3, 3, 3), values=values, scale=1.0, initial=False)
     expected = exact(case, without="grad_state")
     for name, got in run(case, form).items():
         assert relative_error(got, expected[name]) <= TOLERANCE[torch.float32], name

@@ -7,7 +7,9 @@ import sys
 import pytest
 import torch
 
-from fulmen.runtime.architectures import ARCHITECTURES, DECAYS, interpreted
+from fulmen.lab.inspect.inspection import DECAYS
+from fulmen.ops.chunks.decay_form import Decays
+from fulmen.runtime.architectures import ARCHITECTURES, interpreted
 
 pytestmark = [
     pytest.mark.skipif(interpreted(), reason="what Triton interprets it does not compile"),
@@ -39,10 +41,10 @@ def test_launches_that_compile_to_the_same_code_are_compiled_once():
     from fulmen.lab.inspect.inspection import record
 
     architecture = ARCHITECTURES["sm_90"]
-    outputs = record(["sm_90"], ["constant", "learnable", "token"], "output from boundaries", False)
+    outputs = record(["sm_90"], ["head", "learnable head", "token"], "output from boundaries", False)
     keys = {(r.decay, r.D): key_of(r.launch, architecture) for r in outputs}
     assert len(keys) == 6
-    assert keys["constant", 64] == keys["learnable", 64]
+    assert keys["head", 64] == keys["learnable head", 64]
     assert len(set(keys.values())) == 4
 
 
@@ -63,14 +65,14 @@ def compiled_at(lengths, call):
     return kernels
 
 
-def test_lengths_do_not_make_kernels_of_linear_attention_compile_anew():
+def test_lengths_do_not_make_kernels_of_linear_attention_compile_again():
     """A walk with one segment is one kernel, with several another, and one token a case of its own; at no other length
     is anything compiled."""
     from fulmen.lab.operators.linear_attention.workloads import attention
     from fulmen.ops.linear_attention import triton
 
     def call(length):
-        p = attention("token", torch.bfloat16, 128, 128, 1, length, 16)
+        p = attention(Decays.named("token"), torch.bfloat16, 128, 128, 1, length, 16)
         triton.forward(p, torch.empty(p.output_shape, dtype=torch.bfloat16), None)
 
     lengths = (1, 2, 15, 16, 128, 1000, 1024, 1040, 4096, 5000, 32768, 100_000)
@@ -108,7 +110,7 @@ def test_workspace_at_the_published_size(decay):
     """Beyond inputs and results, at batch 4, 32 heads, 128 channels, 32768 tokens: at most 64 and 128 MiB."""
     from fulmen.lab.operators.linear_attention.workloads import attention_memory
 
-    forward, backward = attention_memory(ARCHITECTURES["sm_80"], decay, "auto")
+    forward, backward = attention_memory(ARCHITECTURES["sm_80"], DECAYS[decay], "auto", decay != "head")
     assert forward.workspace <= 64 << 20
     assert backward.workspace <= 128 << 20
     assert forward.outputs == 4 * 32768 * 32 * 128 * 2
@@ -151,7 +153,7 @@ def test_the_command(tmp_path):
     result = subprocess.run([sys.executable, "-m", "fulmen", *command], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     reports = json.loads(path.read_text())
-    assert {(r["arch"], r["log_decay"], r["role"]) for r in reports} == {("sm_120", "none", "kernel")}
+    assert {(r["arch"], r["decay"], r["role"]) for r in reports} == {("sm_120", "none", "kernel")}
     assert {(r["D"], r["E"]) for r in reports} == {(64, 64), (128, 128)}
     assert {r["shared_limit"] for r in reports} == {101_376}
     keys = "kernel role arch dtype D E decay shared shared_limit registers spills tensor_core_ops compile_seconds"

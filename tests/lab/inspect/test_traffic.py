@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from fulmen.ops.chunks.decay_form import Decays
 from fulmen.runtime.architectures import ARCHITECTURES, interpreted
 
 pytest.importorskip("triton")
@@ -19,20 +20,21 @@ from fulmen.runtime.architectures import ARCHITECTURES, interpreted
 from fulmen.lab.operators.output_gate import workloads as workloads_gate
 from fulmen.lab.operators.tpa import workloads as workloads_tpa
 from fulmen.lab.operators.linear_attention.workloads import attention, gradients, _backend
+from fulmen.ops.chunks.decay_form import Decays
 from fulmen.ops.output_gate.problem import Gated, Kept
 
 size = dict(key_size=16, value_size=40, batch=1, length=144, heads=1)
 counts = {}
 
 def calls(run):
-    for decay, schedule in (("learnable", "loop"), ("token", "recompute"), ("channel+value", "recompute")):
-        p = attention(decay, torch.bfloat16, **size)._replace(schedule=schedule)
-        output, grads = torch.zeros(p.output_shape, dtype=torch.bfloat16), gradients(p, decay)
+    for decay, schedule in (("head", "loop"), ("token", "recompute"), ("channel+value", "recompute")):
+        p = attention(Decays.named(decay), torch.bfloat16, **size)._replace(schedule=schedule)
+        output, grads = torch.zeros(p.output_shape, dtype=torch.bfloat16), gradients(p)
         counts[f"{decay} {schedule} forward"] = run(lambda: _backend.forward(p, output, None))
         counts[f"{decay} {schedule} backward"] = run(lambda: _backend.backward(p, output, None, grads))
     p = workloads_gate.call(torch.bfloat16, 144, 40, batch=1, length=200, heads=1)
-    output, grads = torch.zeros_like(p.g), Gated(*map(torch.zeros_like, p))
-    for kept in (Kept(None, None), Kept(torch.zeros(p.kv_shape), torch.zeros(p.g.shape))):
+    output, grads = torch.zeros_like(p.gate), Gated(*map(torch.zeros_like, p))
+    for kept in (Kept(None, None), Kept(torch.zeros(p.kv_shape), torch.zeros(p.gate.shape))):
         kind = "without" if kept.kv is None else "with"
         counts[f"gate {kind} cache, forward"] = run(lambda: workloads_gate._backend.forward(p, output, kept))
         counts[f"gate {kind} cache, backward"] = run(lambda: workloads_gate._backend.backward(p, kept, output, grads))
@@ -94,7 +96,8 @@ def test_the_default_forward_requests_little_more_than_the_minimum():
 
     minimum = 4 * (4 * 32768 * 32 * 128 * 2)
     ratios = {
-        schedule: attention_traffic(ARCHITECTURES["sm_80"], "constant", schedule)[0] / minimum
+        schedule: attention_traffic(ARCHITECTURES["sm_80"], Decays.named("head"), schedule, learnable=False)[0]
+        / minimum
         for schedule in ("auto", "parallel")
     }
     assert ratios["auto"] <= 1.6
@@ -108,6 +111,6 @@ def test_chunk_states_are_read_once_where_heads_fill_the_card(heads, kernels):
     from fulmen.lab.operators.linear_attention.workloads import _backend, _states
 
     with dry_run(ARCHITECTURES["sm_80"]) as (launches, _):
-        p = _states("channel", "auto", 4, 1024, heads, 128, torch.bfloat16)
+        p = _states(Decays.named("channel"), "auto", 4, 1024, heads, 128, torch.bfloat16)
         _backend.states_forward(p, torch.empty(p.states_shape))
     assert [launch.kernel for launch in launches] == kernels

@@ -33,7 +33,7 @@ def test_sizes_of_more_than_one_tile(key_size, value_size):
 
 
 def test_several_segments(monkeypatch):
-    """One head does not fill a card: its tokens are partitioned into segments, unless bits must not depend on the batch."""
+    """One head does not fill a card: its tokens have segments, unless bits must not depend on the batch."""
     from fulmen.ops.output_gate import triton
 
     monkeypatch.setattr(triton, "SHORTEST_SEGMENT", 50)

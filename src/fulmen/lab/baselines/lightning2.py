@@ -1,4 +1,4 @@
-"""Lightning Attention-2 with a constant decay per head, in its two published forms: LP and LC of the lasd report.
+"""Lightning Attention-2 with a fixed decay per head, in its two published forms: LP and LC of the lasd report.
 
     r_i = Σ_j λ^|i-j| (x_i · y_j) z_j       over j ≤ i, or backward in time over j ≥ i
 
@@ -8,7 +8,8 @@ states between blocks of 256 tokens, then works on all blocks at once, quadratic
 operands in the inputs' dtype, the states' too, as published; there is no gradient for the decay. Heads come before
 tokens, as published too.
 
-CUDA tensors run the kernels of :mod:`fulmen.lab.baselines.lightning2_triton`; CPU tensors the torch form below, in float32.
+CUDA tensors run the kernels of :mod:`fulmen.lab.baselines.lightning2_triton`; CPU tensors the torch form below, in
+float32.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The two forms of Lightning Attention-2 as Triton kernels; :mod:`fulmen.lab.baselines.lightning2` says what they compute.
+"""The two forms of Lightning Attention-2 as Triton kernels; :mod:`~fulmen.lab.baselines.lightning2` has the formulas.
 
 A baseline: it has no tile table and its kernels may spill. Tensors are contiguous, ``[B, H, N, channels]``.
 """
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fulmen.runtime.architectures import architecture_of
 from fulmen.triton_common.launching import on_its_device
+from fulmen.triton_common.naming import Compiled, named
 from fulmen.triton_common.tiles import padded
 
 BLOCK = 256  # tokens between two states of the parallel form
@@ -55,6 +56,10 @@ def _constants(x: Tensor, z: Tensor, backward: bool) -> dict[str, object]:
     }  # fmt: skip
 
 
+def direction(kernel: Compiled) -> list[str]:
+    return ["backward" if kernel["BACKWARD"] else ""]
+
+
 @triton.jit
 def power(log, exponent):
     """λ^exponent; λ^0 is 1 also where the logarithm is -inf, and no exponent is negative."""
@@ -89,7 +94,7 @@ def added(y, z, log, distance, PRECISION: tl.constexpr):
     return tl.dot(tl.trans(weighed), z, input_precision=PRECISION)
 
 
-@triton.jit
+@triton.jit(repr=named("lightning2_chunk_loop", direction))
 def loop_kernel(
     x, y, z, result, decay, length, heads, read, write,
     C: tl.constexpr, R: tl.constexpr, W: tl.constexpr, BACKWARD: tl.constexpr, PRECISION: tl.constexpr,
@@ -121,7 +126,7 @@ def loop_kernel(
         tl.store(pointers, values.to(z_rows.dtype), mask=exist)
 
 
-@triton.jit
+@triton.jit(repr=named("lightning2_block_states", direction))
 def block_states_kernel(
     y, z, states, decay, length, heads, read, write,
     BLOCK: tl.constexpr, C: tl.constexpr, R: tl.constexpr, W: tl.constexpr,
@@ -143,7 +148,7 @@ def block_states_kernel(
     tl.store(pointers, state, mask=exist)
 
 
-@triton.jit
+@triton.jit(repr=named("lightning2_reduce", direction))
 def reduce_kernel(
     states, decay, length, heads, read, write,
     BLOCK: tl.constexpr, C: tl.constexpr, R: tl.constexpr, W: tl.constexpr,
@@ -163,7 +168,7 @@ def reduce_kernel(
         state = state * power(log, size) + more
 
 
-@triton.jit
+@triton.jit(repr=named("lightning2_blocks", direction))
 def block_kernel(
     x, y, z, result, states, decay, length, heads, read, write,
     BLOCK: tl.constexpr, C: tl.constexpr, R: tl.constexpr, W: tl.constexpr,

@@ -16,11 +16,7 @@ from fulmen.lab.bench.suite import Column, Input, Kernels, Sizes, Work, product_
 from fulmen.ops.chunks.decay_form import DecayForm, Decays
 from fulmen.runtime.architectures import Architecture
 
-NONE = Decays(DecayForm.NONE)
-HEAD = Decays(DecayForm.HEAD)
-TOKEN = Decays(DecayForm.TOKEN)
-CHANNEL = Decays(DecayForm.CHANNEL)
-BOTH_CHANNELS = Decays(DecayForm.CHANNEL, DecayForm.CHANNEL)
+NONE, HEAD, TOKEN, CHANNEL, BOTH_CHANNELS = map(Decays.named, ("none", "head", "token", "channel", "channel+value"))
 
 FORMULA = """\
 Forward:  O[c] = Q[c] @ S[c-1] + intra_chunk_attention

@@ -64,7 +64,7 @@ def resources(launch: Launch, architecture: Architecture) -> Resources:
     """Compile, whatever Triton may have kept of an earlier compilation."""
     with _told_by_ptxas() as log:
         start = time.perf_counter()
-        kernel: Any = triton.compile(_source(launch), target=target_of(architecture), options=launch.options)
+        kernel = compiled(launch, architecture)
         seconds = round(time.perf_counter() - start, 2)
     if architecture.backend == "cuda":
         code, told = kernel.asm["ptx"], log.getvalue()
@@ -81,8 +81,9 @@ def resources(launch: Launch, architecture: Architecture) -> Resources:
     )
 
 
-def _source(launch: Launch) -> ASTSource:
-    return ASTSource(_function(launch), launch.signature, launch.constants, launch.attributes)
+def compiled(launch: Launch, architecture: Architecture) -> Any:
+    source = ASTSource(_function(launch), launch.signature, launch.constants, launch.attributes)
+    return triton.compile(source, target=target_of(architecture), options=launch.options)
 
 
 def _function(launch: Launch) -> Any:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 SIZES = ((64, 64), (128, 128))
 ALL_SIZES = (*SIZES, (256, 256), (128, 64))
-# The decays that kernels are inspected with: those of the published tables. All but the first two are learnable.
+# What kernels are inspected with, by name: the decays of the published tables, all but "head" learnable.
 DECAYS = {name: Decays.named(name) for name in ("none", "head", "token", "channel", "channel+value")}
 DECAYS["learnable head"] = DECAYS["head"]
 BASELINES = "fulmen.lab.baselines.workloads"
@@ -114,7 +114,7 @@ def workloads() -> list[Workload]:
 
 
 def record(archs: list[str], decays: list[str], kernel: str | None, everything: bool) -> list[Labelled]:
-    """The launches that the options ask for; ``kernel`` is a part of a label."""
+    """The requested launches; ``kernel`` is a part of a label."""
     from fulmen.lab.inspect.dry_run import dry_run
 
     dtypes, sizes = (tuple(DTYPES), ALL_SIZES) if everything else (("bf16",), SIZES)
@@ -135,7 +135,8 @@ def record(archs: list[str], decays: list[str], kernel: str | None, everything: 
 
 
 def inspect(chosen: list[Labelled], processes: int, begin: Callable[[str], None]) -> dict[str, Resources]:
-    """What the chosen launches take, by :func:`fulmen.lab.inspect.compilation.key_of`. ``begin`` is told what is compiled."""
+    """What the chosen launches take, by :func:`~fulmen.lab.inspect.compilation.key_of`. ``begin`` is told what is
+    compiled."""
     from fulmen.lab.inspect.compilation import key_of
 
     missing: dict[str, Labelled] = {}
@@ -200,7 +201,7 @@ def _cache() -> Path:
 
 
 def reports(archs: list[str], decays: list[str], kernel: str | None, everything: bool) -> list[Report]:
-    """The table that the options ask for, compiled on all cores."""
+    """The requested table, compiled on all cores."""
     if missing := why_triton_is_missing():
         raise RuntimeError(missing)
     from fulmen.lab.inspect.compilation import key_of
@@ -238,7 +239,7 @@ def summary(table: list[Report]) -> str:
 
 
 def run(archs: list[str], decays: list[str], kernel: str | None, everything: bool, into: Path | None) -> None:
-    """Print a table, and what does not fit or spills below it; also write JSON if asked."""
+    """Print a table, and what does not fit or spills below it; also write JSON if requested."""
     table = reports(archs, decays, kernel, everything)
     print(
         f"{'arch':8}{'dtype':6}{'D×E':10}{'decay':11}{'kernel':30}{'shared':>16}{'registers':>11}{'spills':>8}{'mma':>6}"

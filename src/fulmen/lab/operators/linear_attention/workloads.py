@@ -10,10 +10,13 @@ import torch
 from fulmen.lab.inspect.dry_run import Launch, dry_run
 from fulmen.lab.inspect.inspection import DECAYS, Shape, Workload
 from fulmen.lab.inspect.traffic import requested_bytes
+from fulmen.lab.operators.linear_attention.traffic import BYTES
 from fulmen.ops.chunks.decay_form import Decays, tokens_of
 from fulmen.ops.linear_attention import triton as _backend
 from fulmen.ops.linear_attention.problem import Attention, Gradients, States, Step
 from fulmen.runtime.architectures import Architecture
+
+__all__ = ["BYTES", "WORKLOADS"]
 
 
 def attention(
@@ -38,52 +41,56 @@ def attention(
 
 def gradients(p: Attention, learnable: bool = True) -> Gradients:
     """Of q, k and v, and if they are learnable of the decays."""
-    da, dc = (torch.empty(x.shape) if x is not None and learnable else None for x in (p.log_decay, p.log_decay_v))
-    return Gradients(torch.empty_like(p.q), torch.empty_like(p.k), torch.empty_like(p.v), da, dc, None)
+    key, value = (torch.empty(x.shape) if x is not None and learnable else None for x in (p.log_decay, p.log_decay_v))
+    return Gradients(torch.empty_like(p.q), torch.empty_like(p.k), torch.empty_like(p.v), key, value, None)
 
 
 def linear_attention(launches: list[Launch], shape: Shape) -> Iterator[tuple[str, Launch]]:
     """One launch of each kernel of the three functions for each of its uses."""
     p = attention(shape.decays, shape.dtype, shape.D, shape.E)
 
-    def named(walks: list[str], where: str = "") -> Iterator[tuple[str, Launch]]:
+    def named(walk: str = "", other: str = "") -> Iterator[tuple[str, Launch]]:
+        """Walks by what they compute, other kernels by their names, either followed by what is special here."""
         for launch in launches:
-            yield walks.pop(0) if launch.kernel == "scan" else f"{launch.kernel}{where}", launch
+            if launch.kernel == "scan":
+                what = launch.arguments["WALK"] if launch.arguments["result"] is not None else "output for dc"
+                yield f"{what}{walk}", launch
+            else:
+                yield f"{launch.kernel}{other}", launch
         launches.clear()
 
     output = torch.empty(p.output_shape, dtype=shape.dtype)
-    walks = ["dq", "output for dc", "dk", "dv"] if p.log_decay_v is not None else ["dq", "dk", "dv"]
     _backend.forward(p._replace(schedule="loop"), output, None)
-    yield from named(["output"])
+    yield from named()
     _backend.forward(p._replace(schedule="parallel"), output, None)
-    yield from named(["output from boundaries"])
+    yield from named(walk=" from boundaries")
     _backend.backward(p._replace(schedule="loop"), output, None, gradients(p, shape.learnable))
-    yield from named([*walks])
+    yield from named()
     _backend.backward(p._replace(schedule="recompute"), output, None, gradients(p, shape.learnable))
-    yield from named([f"{walk}, recompute" for walk in walks], where=", backward")
+    yield from named(walk=", recompute", other=", backward")
     _backend.forward(p._replace(schedule="recurrent"), output, None)
-    yield from named([])
+    yield from named()
 
     one = attention(shape.decays, shape.dtype, shape.D, shape.E, batch=1)
     packed = one._replace(schedule="loop", cu_seqlens=torch.empty(9, dtype=torch.int32))
     output = torch.empty(packed.output_shape, dtype=shape.dtype)
     _backend.forward(packed, output, None)
     _backend.backward(packed, output, None, gradients(packed, shape.learnable))
-    yield from named([f"{walk}, packed" for walk in ("output", *walks)])
+    yield from named(walk=", packed")
 
     states = States(p.k, p.v, p.log_decay, p.log_decay_v, None, 128, "loop")
     boundaries = torch.empty(states.states_shape)
     _backend.states_forward(states, boundaries)
-    yield from named([], where=", carried")
+    yield from named(other=", carried")
     _backend.states_backward(states, boundaries, torch.empty(states.states_shape), gradients(p, shape.learnable))
-    yield from named(["dk of states", "dv of states"], where=", backward")
+    yield from named(walk=" of states", other=", backward")
 
     batch, _, heads, _ = p.output_shape
     state = torch.empty(batch, heads, shape.D, shape.E)
     logs = tokens_of(p.log_decay, 0), tokens_of(p.log_decay_v, 0)
     token = Step(p.q[:, 0], p.k[:, 0], p.v[:, 0], state, *logs, 1.0)
     _backend.step(token, torch.empty(token.output_shape, dtype=shape.dtype))
-    yield from named([], where=", step")
+    yield from named(other=", step")
 
 
 WORKLOADS = (Workload("linear_attention", "kernel", tuple(DECAYS), linear_attention),)

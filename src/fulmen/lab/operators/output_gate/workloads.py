@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib import import_module
-from typing import Any
 
 import torch
 
 from fulmen.lab.inspect.dry_run import Launch, dry_run
 from fulmen.lab.inspect.inspection import Shape, Workload
 from fulmen.lab.inspect.traffic import requested_bytes
+from fulmen.lab.operators.output_gate.traffic import BYTES
+from fulmen.ops.output_gate import triton as _backend
 from fulmen.ops.output_gate.problem import Gated, Kept
 from fulmen.runtime.architectures import Architecture
 
-_backend: Any = import_module("fulmen.ops.output_gate.triton")
-
-BACKWARD = ["dq", "dkv", "dk", "dv"]
+__all__ = ["BYTES", "WORKLOADS"]
 
 
 def call(
@@ -37,8 +35,9 @@ def output_gated_attention(launches: list[Launch], shape: Shape) -> Iterator[tup
     _backend.backward(p, kept, output, grads)
     _backend.forward(p, output, Kept(None, None))
     _backend.backward(p, Kept(None, None), output, grads)
-    uses = ["kv", "output, kept", *BACKWARD, "kv", "output", "kv", "dgate", *BACKWARD]
-    yield from ((f"gate {use}", launch) for use, launch in zip(uses, launches, strict=True))
+    for launch in launches:
+        kept_too = ", kept" if launch.arguments.get("ungated") is not None else ""
+        yield f"gate {launch.arguments['RESULT']}{kept_too}", launch
 
 
 WORKLOADS = (Workload("output_gated_attention", "kernel", ("none",), output_gated_attention),)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib import import_module
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,10 +10,12 @@ from torch import Tensor
 from fulmen.lab.inspect.dry_run import Launch, dry_run
 from fulmen.lab.inspect.inspection import Shape, Workload
 from fulmen.lab.inspect.traffic import requested_bytes
+from fulmen.lab.operators.tpa.traffic import BYTES
+from fulmen.ops.tpa import triton as _backend
 from fulmen.ops.tpa.problem import Decode, decode_of
 from fulmen.runtime.architectures import Architecture
 
-_backend: Any = import_module("fulmen.ops.tpa.triton")
+__all__ = ["BYTES", "WORKLOADS"]
 
 
 def call(

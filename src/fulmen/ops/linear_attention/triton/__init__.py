@@ -38,7 +38,7 @@ def forward(p: Attention, output: Tensor, state: Tensor | None) -> None:
             state.copy_(entering[:, :, -1])
     run.scan(
         p.q, p.k, p.v, output,
-        writes="value", backward=False, scale=p.scale, entering=entering, leaving=leaving,
+        walk="output", scale=p.scale, entering=entering, leaving=leaving,
     )  # fmt: skip
 
 
@@ -76,14 +76,14 @@ def walk_forward(
     dq = per_head(grads.q, run.heads)
     run.scan(
         do, p.v, p.k, dq,
-        writes="key", backward=False, scale=p.scale, entering=entering, leaving=leaving, gradient=key.walk(p.q),
+        walk="dq", scale=p.scale, entering=entering, leaving=leaving, gradient=key.walk(p.q),
     )  # fmt: skip
     sum_heads(dq, grads.q)
     del dq
     if value.requested:
         run.scan(
             p.q, p.k, p.v, None,
-            writes="value", backward=False, scale=p.scale, entering=entering, gradient=value.walk(do),
+            walk="output", scale=p.scale, entering=entering, gradient=value.walk(do),
         )  # fmt: skip
     return boundaries
 
@@ -118,8 +118,9 @@ def backward_from_states(
     decays: tuple[DecayGradient, DecayGradient],
     grads: Gradients,
 ) -> None:
-    """The walks backward in time. ``entering`` are the gradients of the states at the segments' boundaries, ``boundaries`` the
-    states themselves, which only the decays' gradients need; without ``do`` nothing else flows into the gradient."""
+    """The walks backward in time. ``entering`` are the gradients of the states at the segments' boundaries,
+    ``boundaries`` the states themselves, which only the decays' gradients need; without ``do`` nothing else flows into
+    the gradient."""
     (key, value), q, scale = decays, None, 1.0
     if isinstance(p, Attention) and do is not None:
         q, scale = p.q, p.scale
@@ -127,14 +128,14 @@ def backward_from_states(
         dk = per_head(grads.k, run.heads)
         run.scan(
             p.v, do, q, dk,
-            writes="key", backward=True, scale=scale, entering=entering, gradient=key.walk(p.k, boundaries),
+            walk="dk", scale=scale, entering=entering, gradient=key.walk(p.k, boundaries),
         )  # fmt: skip
         sum_heads(dk, grads.k)
         del dk
     if grads.v is not None or value.requested or leaving is not None:
         dv = per_head(grads.v, run.heads)
         run.scan(
-            p.k, q, do, dv, writes="value", backward=True, scale=scale,
+            p.k, q, do, dv, walk="dv", scale=scale,
             entering=entering, leaving=leaving, gradient=value.walk(p.v, boundaries),
         )  # fmt: skip
         sum_heads(dv, grads.v)

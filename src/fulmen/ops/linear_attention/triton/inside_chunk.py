@@ -45,7 +45,8 @@ def collect(
     """``[C, W]``: Σ_j pairs_ij w_ij ⊙ z_j; ``logs`` are those of a channel decay of the written axis, or None.
 
     Also this sum's part of that decay's gradient, where ``m`` is given, the factor of the results in the loss: a pair
-    counts for every token between its two; so what i collects across a boundary, times m_i, for those on i's side of it.
+    counts for every token between its two; so what i collects across a boundary, times m_i, counts for those on i's
+    side of it.
     """
     if logs is None:
         result = product(pairs, z, PRECISION)

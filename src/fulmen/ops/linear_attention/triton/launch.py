@@ -21,6 +21,8 @@ from fulmen.triton_common.operands import UNIT, Partition, Tokens
 from fulmen.triton_common.packed import clear_rest
 from fulmen.triton_common.tiles import Tile, launch_options, padded
 
+# The axis of the states that a walk writes, by what it computes.
+WALKS = {"output": "value", "dq": "key", "dk": "key", "dv": "value"}
 # Below this many tokens a segment does not pay for the extra pass over k and v that finds the states between segments.
 SHORTEST_SEGMENT = 1024
 
@@ -87,13 +89,14 @@ class Launcher:
         z: Tensor | None,
         result: Tensor | None,
         *,
-        writes: str,
-        backward: bool,
+        walk: str,
         scale: float,
         entering: Tensor | None,
         leaving: Tensor | None = None,
         gradient: Gradient | None = None,
     ) -> None:
+        """``walk`` is the one of :data:`WALKS` that computes ``result``."""
+        writes = WALKS[walk]
         read_size, write_size = self.sizes(writes)
         tile = self.scan_tile(writes, gradient is not None)
         programs = self.sequences * self.partition.segments * self.heads * triton.cdiv(write_size, tile.width)
@@ -108,7 +111,7 @@ class Launcher:
             *self.gradient(gradient, transposed), self.starts_empty,
             *self.partition, self.heads, write_size, scale,
             C=tile.chunk, R=padded(read_size), S=tile.slices, W=tile.width, LEVELS=tile.chunk.bit_length() - 1,
-            PER_TOKEN=self.per_token, BACKWARD=backward,
+            PER_TOKEN=self.per_token, WALK=walk,
             PRECISION=self.precision("two terms" if gradient is None else "three terms"),
             **launch_options(tile),
         )  # fmt: skip

@@ -5,10 +5,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fulmen.ops.linear_attention.triton.naming import decays
+from fulmen.triton_common.naming import Compiled, named
 from fulmen.triton_common.operands import PARTITION_NUMBERS, Partition, load_state, place, row_of, store_state
 
 
-@triton.jit(do_not_specialize_on_alignment=PARTITION_NUMBERS)
+def words(recur: Compiled) -> tuple[str, ...]:
+    head = recur.has("decay") and not recur["PER_TOKEN"] and not recur["PER_CHANNEL"]
+    return (decays(head, recur["PER_TOKEN"], recur["PER_CHANNEL"], recur.has("decay_v")),)
+
+
+@triton.jit(repr=named("linear_attention_recur", words), do_not_specialize_on_alignment=PARTITION_NUMBERS)
 def recur(
     q, k, v, decay, decay_v, result, entering, leaving,
     cu_seqlens, length, segments, segment_tokens, heads, scale,

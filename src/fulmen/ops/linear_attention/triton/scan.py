@@ -5,7 +5,8 @@
 
 Forward in time with (x, y, z) = (q, k, v) it is the output, and with (do, v, k), the two axes exchanged, dq. Backward
 in time with (v, do, q) it is dk, and with (k, q, do) dv; S is then the gradient of the state. Where the read axis is
-in slices (:mod:`~fulmen.ops.linear_attention.triton.tiles`), x and y are [slices, C, R / slices], the state is [slices, R / slices, W].
+in slices (:mod:`~fulmen.ops.linear_attention.triton.tiles`), x and y are [slices, C, R / slices], the state is
+[slices, R / slices, W].
 
 The gradient of a decay of the written axis is collected on the way, from sums that do not cancel (docs, section 4). It
 needs the walks in both directions: (do, v, k) and (v, do, q) for the key axis, (q, k, v) and (k, q, do) for the value
@@ -15,10 +16,10 @@ axis, with m the factor of r in the loss, which is q, k, do and v. A pair of tok
     i in the chunk, j before or after it    Σ m_i ⊙ r_i over the tokens i from which t is on the way to the boundary
     neither in it                           crossing = e^total ⊙ S_before ⊙ dS_after, summed over the read axis
 
-Crossing would need both states at once. But held = S ⊙ dS, so summed, at the boundary of two chunks is crossing plus what
-the one chunk adds: held_before = crossing + given, held_after = crossing + taken. Σ m_i ⊙ r_i over the chunk, with what
-came from the state, is given in the forward walk, which stores it, and taken in the backward walk, which starts from
-held at the end of its segment. That subtracts, but in float32 and only what belongs to one boundary: where a chunk
+Crossing would need both states at once. But held = S ⊙ dS, so summed, at the boundary of two chunks is crossing plus
+what the one chunk adds: held_before = crossing + given, held_after = crossing + taken. Σ m_i ⊙ r_i over the chunk, with
+what came from the state, is given in the forward walk, which stores it, and taken in the backward walk, which starts
+from held at the end of its segment. That subtracts, but in float32 and only what belongs to one boundary: where a chunk
 leaves less of the state than float32 resolves beside what it adds, crossing is 0 and the walk starts again, and
 elsewhere the error is that of a few float32 sums.
 """
@@ -29,6 +30,7 @@ import triton
 import triton.language as tl
 
 from fulmen.ops.linear_attention.triton.inside_chunk import collect, contribution, scalar_gradient, scores
+from fulmen.ops.linear_attention.triton.naming import decays
 from fulmen.triton_common.decays import (
     channel_logs,
     channel_weights,
@@ -41,6 +43,7 @@ from fulmen.triton_common.decays import (
     triangle,
     weigh,
 )
+from fulmen.triton_common.naming import Compiled, named
 from fulmen.triton_common.operands import (
     PARTITION_NUMBERS,
     Partition,
@@ -59,16 +62,27 @@ from fulmen.triton_common.products import THREE_TERMS, TWO_TERMS, product, sum_s
 NOTHING = tl.constexpr(2.0**-24)  # beside 1, in float32
 
 
-@triton.jit(do_not_specialize=("starts_empty",), do_not_specialize_on_alignment=PARTITION_NUMBERS)
+def words(scan: Compiled) -> tuple[str, ...]:
+    read, write = scan.has("read_decay"), scan.has("write_decay")
+    key, value = (read, write) if scan["WALK"] in ("output", "dv") else (write, read)
+    form = decays(scan.has("decay") and not scan["PER_TOKEN"], scan["PER_TOKEN"], key, value)
+    return scan["WALK"], form, "and_gradient" if scan.has("m") else ""
+
+
+@triton.jit(
+    repr=named("linear_attention", words),
+    do_not_specialize=("starts_empty",),
+    do_not_specialize_on_alignment=PARTITION_NUMBERS,
+)
 def scan(
     x, y, z, result,  # Tokens; without y and z, only the states that enter the segments are read
     decay, read_decay, write_decay,  # the scalar decay, and those of the channels of either axis; Tokens or None
     entering, leaving,  # States by boundary; None: zeros enter, what leaves is not stored
-    m, decay_grad, given, boundaries,  # for the gradient of the written axis' decay; boundaries are the states S where S is dS
+    m, decay_grad, given, boundaries,  # for the gradient of the written axis' decay; boundaries: of S, where S is dS
     starts_empty,  # 1 where no state enters the sequences, else 0
     cu_seqlens, length, segments, segment_tokens, heads, write_size, scale,
     C: tl.constexpr, R: tl.constexpr, S: tl.constexpr, W: tl.constexpr, LEVELS: tl.constexpr,
-    PER_TOKEN: tl.constexpr, BACKWARD: tl.constexpr, PRECISION: tl.constexpr,
+    PER_TOKEN: tl.constexpr, WALK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     partition = Partition(cu_seqlens, length, segments, segment_tokens)
     tiles = tl.cdiv(write_size, W)
@@ -82,6 +96,7 @@ def scan(
     # inside the chunk is only added, and with decays per channel there would be no registers for a third term.
     PER_CHANNEL: tl.constexpr = read_decay is not None or write_decay is not None
     INSIDE: tl.constexpr = TWO_TERMS if PER_CHANNEL and PRECISION == THREE_TERMS else PRECISION
+    BACKWARD: tl.constexpr = WALK == "dk" or WALK == "dv"  # in time
     if BACKWARD:
         before, after = segment + 1, segment
 
@@ -147,7 +162,7 @@ def scan(
                 pairs *= scale
             elif decay is None and not PER_CHANNEL:
                 # The condition always holds, but the compiler cannot know. It would otherwise let the product add to
-                # the state, and tensor cores cut off what does not fit: over 32768 tokens that adds up to 1e-4.
+                # the state, and tensor cores drop what does not fit: over 32768 tokens that adds up to 1e-4.
                 added = tl.where(valid > 0, added, 0.0)
             state += added
             if m is None:

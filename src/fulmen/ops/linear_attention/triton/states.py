@@ -1,4 +1,4 @@
-"""Kernels for the states alone: what segments add to them, and folding that into the states at the segments' boundaries."""
+"""Kernels for the states alone: what segments add to them, and folding that into the states at their boundaries."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import triton
 import triton.language as tl
 
 from fulmen.ops.linear_attention.triton.inside_chunk import contribution
+from fulmen.ops.linear_attention.triton.naming import decays
 from fulmen.triton_common.decays import channel_logs, decayed, entering_mask, scalar_logs
+from fulmen.triton_common.naming import Compiled, named
 from fulmen.triton_common.operands import (
     PARTITION_NUMBERS,
     Partition,
@@ -20,7 +22,15 @@ from fulmen.triton_common.operands import (
 )
 
 
-@triton.jit(do_not_specialize_on_alignment=PARTITION_NUMBERS)
+def words_of_summary(summarise: Compiled) -> tuple[str, ...]:
+    head = summarise.has("decay") and not summarise["PER_TOKEN"]
+    form = decays(head, summarise["PER_TOKEN"], summarise.has("read_decay"), summarise.has("write_decay"))
+    return "carried" if summarise["CARRY"] else "", "backward" if summarise["BACKWARD"] else "", form
+
+
+@triton.jit(
+    repr=named("linear_attention_summarise", words_of_summary), do_not_specialize_on_alignment=PARTITION_NUMBERS
+)
 def summarise(
     y, z, decay, read_decay, write_decay, boundaries,
     cu_seqlens, length, segments, segment_tokens, heads, scale,
@@ -71,7 +81,7 @@ def summarise(
         store_state(boundaries, sequence, head, after, reads, writes, y.size, z.size, state)
 
 
-@triton.jit(do_not_specialize_on_alignment=PARTITION_NUMBERS)
+@triton.jit(repr=named("linear_attention_sum_log_decays"), do_not_specialize_on_alignment=PARTITION_NUMBERS)
 def sum_segments(
     decay, totals, cu_seqlens, length, segments, segment_tokens, heads, C: tl.constexpr, K: tl.constexpr
 ):  # fmt: skip
@@ -91,7 +101,12 @@ def sum_segments(
     tl.store(into, total, mask=columns < decay.size)
 
 
-@triton.jit(do_not_specialize_on_alignment=PARTITION_NUMBERS)
+def words_of_fold(fold: Compiled) -> tuple[str, ...]:
+    form = decays(*map(fold.has, ("head_decay", "scalar_totals", "read_totals", "write_totals")))
+    return "backward" if fold["BACKWARD"] else "", form
+
+
+@triton.jit(repr=named("linear_attention_fold", words_of_fold), do_not_specialize_on_alignment=PARTITION_NUMBERS)
 def fold(
     boundaries, head_decay, scalar_totals, read_totals, write_totals,
     cu_seqlens, length, segments, segment_tokens, heads, read_size, write_size,

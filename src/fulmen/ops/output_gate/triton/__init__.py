@@ -3,8 +3,8 @@
     sum_outer        Σ_t x_t y_tᵀ        kv (k, v) and dkv (q, do ⊙ gate)
     multiply_rows    x·A                 qkv and o, or dgate (q, kv), dq (do ⊙ gate, kvᵀ), dk (v, dkvᵀ), dv (k, dkv)
 
-The tokens of a sum are partitioned into segments, as few as fill the card, whose sums are added up in order: no atomics, and
-the same call gives the same bits. Products are as exact as in linear attention
+The tokens of a sum are partitioned into segments, as few as fill the card, whose sums are added up in order: no
+atomics, and the same call gives the same bits. Products are as exact as in linear attention
 (:mod:`fulmen.triton_common.products`): kv and dkv are float32 and enter a product as two bfloat16 terms.
 """
 
@@ -27,25 +27,25 @@ SHORTEST_SEGMENT = 1024
 @on_its_device
 def forward(p: Gated, output: Tensor, kept: Kept) -> None:
     p = Gated(*map(readable, p))
-    kv = _sum_outer(p.k, p.v, into=kept.kv)
-    _multiply_rows(p.q, kv, output, factor=p.gate, ungated=kept.qkv)
+    kv = _sum_outer("kv", p.k, p.v, into=kept.kv)
+    _multiply_rows("output", p.q, kv, output, factor=p.gate, ungated=kept.qkv)
 
 
 @on_its_device
 def backward(p: Gated, kept: Kept, grad: Tensor, grads: Gated) -> None:
     p, grad = Gated(*map(readable, p)), readable(grad)
-    kv = _sum_outer(p.k, p.v) if kept.kv is None else kept.kv
+    kv = _sum_outer("kv", p.k, p.v) if kept.kv is None else kept.kv
     if kept.qkv is None:
-        _multiply_rows(p.q, kv, grads.gate, factor=grad)
+        _multiply_rows("dgate", p.q, kv, grads.gate, factor=grad)
     else:
         torch.mul(grad, kept.qkv, out=grads.gate)
-    _multiply_rows(grad, kv.mT, grads.q, gate=p.gate)
-    dkv = _sum_outer(p.q, grad, gate=p.gate)
-    _multiply_rows(p.v, dkv.mT, grads.k)
-    _multiply_rows(p.k, dkv, grads.v)
+    _multiply_rows("dq", grad, kv.mT, grads.q, gate=p.gate)
+    dkv = _sum_outer("dkv", p.q, grad, gate=p.gate)
+    _multiply_rows("dk", p.v, dkv.mT, grads.k)
+    _multiply_rows("dv", p.k, dkv, grads.v)
 
 
-def _sum_outer(x: Tensor, y: Tensor, *, gate: Tensor | None = None, into: Tensor | None = None) -> Tensor:
+def _sum_outer(what: str, x: Tensor, y: Tensor, *, gate: Tensor | None = None, into: Tensor | None = None) -> Tensor:
     """Σ_t x_t (y_t ⊙ gate_t)ᵀ, ``[B, H, D, E]`` float32, for x ``[B, N, H, D]`` and y ``[B, N, H, E]``."""
     batch, length, heads, rows = x.shape
     columns = y.shape[3]
@@ -62,7 +62,7 @@ def _sum_outer(x: Tensor, y: Tensor, *, gate: Tensor | None = None, into: Tensor
     sum_outer[(programs * segments,)](
         tokens(x, heads), tokens(y, heads), None if gate is None else tokens(gate, heads), states(parts),
         length, triton.cdiv(length, segments), segments, heads,
-        C=tile.chunk, R=tile.depth, W=tile.width, PRECISION=_precision(x),
+        C=tile.chunk, R=tile.depth, W=tile.width, PRECISION=_precision(x), RESULT=what,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if segments > 1:
@@ -71,6 +71,7 @@ def _sum_outer(x: Tensor, y: Tensor, *, gate: Tensor | None = None, into: Tensor
 
 
 def _multiply_rows(
+    what: str,
     x: Tensor,
     matrix: Tensor,
     result: Tensor,
@@ -89,7 +90,7 @@ def _multiply_rows(
     multiply_rows[(programs,)](
         tokens(x, heads), *(None if t is None else tokens(t, heads) for t in (gate, factor, ungated)),
         states(matrix), tokens(result, heads), length, heads,
-        C=tile.chunk, R=tile.depth, W=tile.width, PRECISION=_precision(x),
+        C=tile.chunk, R=tile.depth, W=tile.width, PRECISION=_precision(x), RESULT=what,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 

@@ -1,10 +1,14 @@
-"""The kernels: a sum of outer products over tokens, and rows times a matrix, either with a gate."""
+"""The kernels: a sum of outer products over tokens, and rows times a matrix, either with a gate.
+
+``RESULT`` is what a launch computes, for the name that a profiler shows.
+"""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
+from fulmen.triton_common.naming import named
 from fulmen.triton_common.operands import load_rows, load_state, store_rows, store_state
 from fulmen.triton_common.products import product
 
@@ -17,10 +21,13 @@ def gated_rows(x, gate, sample, t, head, rows, valid, columns):
     return values
 
 
-@triton.jit(do_not_specialize=("length", "segment_length", "segments"))  # one compilation for all lengths
+@triton.jit(
+    repr=named("output_gate", lambda kernel: [kernel["RESULT"]]),
+    do_not_specialize=("length", "segment_length", "segments"),  # one compilation for all lengths
+)
 def sum_outer(
     x, y, gate, sums, length, segment_length, segments, heads,
-    C: tl.constexpr, R: tl.constexpr, W: tl.constexpr, PRECISION: tl.constexpr,
+    C: tl.constexpr, R: tl.constexpr, W: tl.constexpr, PRECISION: tl.constexpr, RESULT: tl.constexpr,
 ):  # fmt: skip
     """A tile of Σ_t x_t (y_t ⊙ gate_t)ᵀ over one segment of one head."""
     row_tiles, column_tiles = tl.cdiv(x.size, R), tl.cdiv(y.size, W)
@@ -41,10 +48,10 @@ def sum_outer(
     store_state(sums, sample, head, segment, x_columns, y_columns, x.size, y.size, total)
 
 
-@triton.jit(do_not_specialize=("length",))
+@triton.jit(repr=named("output_gate", lambda kernel: [kernel["RESULT"]]), do_not_specialize=("length",))
 def multiply_rows(
     x, gate, factor, ungated, matrix, result, length, heads,
-    C: tl.constexpr, R: tl.constexpr, W: tl.constexpr, PRECISION: tl.constexpr,
+    C: tl.constexpr, R: tl.constexpr, W: tl.constexpr, PRECISION: tl.constexpr, RESULT: tl.constexpr,
 ):  # fmt: skip
     """C tokens and W columns of factor ⊙ ((x ⊙ gate)·matrix)."""
     tiles, chunks = tl.cdiv(result.size, W), tl.cdiv(length, C)

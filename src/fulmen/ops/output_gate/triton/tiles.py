@@ -17,8 +17,8 @@ class ProductTile(NamedTuple):
     stages: int = 1
 
 
-# The largest that spill nothing in bfloat16 and float16, since each tile of the result reads its operands again; float32
-# operands take twice the room. By the bytes of an element.
+# By the bytes of an element. The largest that spill nothing in bfloat16 and float16, since each tile of the result
+# reads its operands again; float32 operands take twice the room.
 _SUM = {2: ProductTile(32, 128, 128, 8), 4: ProductTile(16, 64, 64, 8)}
 _GATED_SUM_WIDTH = 64  # 128 spill on sm_120
 _ROWS = {2: ProductTile(128, 32, 128, 8), 4: ProductTile(32, 32, 64, 8)}

@@ -11,13 +11,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fulmen.triton_common.naming import named
 from fulmen.triton_common.operands import load_rows, row_of
 from fulmen.triton_common.products import THREE_TERMS, TWO_TERMS, product
 
 INFINITY = tl.constexpr(float("inf"))
 
 
-@triton.jit(do_not_specialize=("tokens", "slices", "slice_tokens"))  # they grow as tokens are decoded
+@triton.jit(
+    repr=named("tpa_decode", lambda decode: ["slice" if decode.has("maxima") else ""]),
+    do_not_specialize=("tokens", "slices", "slice_tokens"),  # they grow as tokens are decoded
+)
 def decode(
     aq, ak, av, bq, bk, bv, output, maxima, sums, seqlens,
     tokens, slices, slice_tokens, heads, rank, key_rank, value_rank, scale,
@@ -89,7 +93,7 @@ def decode(
     tl.store(into, result.to(output.pointer.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=("tokens", "slices"))
+@triton.jit(repr=named("tpa_merge"), do_not_specialize=("tokens", "slices"))
 def merge(partial, maxima, sums, output, seqlens, tokens, slices, heads, value_rank, E: tl.constexpr):
     """The slices of one sample and head, in order."""
     program = tl.program_id(0)
@@ -125,7 +129,7 @@ def length_of(seqlens, batch, tokens):
 
 @triton.jit
 def load_ranks(x, batch, rows, columns, row_count):
-    """``[rows, columns]`` of one sample of aq (heads, ranks) or bq (ranks, features); zeros outside."""
+    """``[rows, columns]`` of one sample of aq (heads, ranks) or bq (ranks, channels); zeros outside."""
     pointers = x.pointer + batch * x.batch + rows[:, None] * x.head + columns[None, :]
     return tl.load(pointers, mask=(rows < row_count)[:, None] & (columns < x.size)[None, :], other=0.0)
 

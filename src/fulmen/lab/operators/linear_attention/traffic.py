@@ -1,0 +1,81 @@
+"""Bytes that one launch of each kernel of linear attention requests (:mod:`fulmen.lab.inspect.traffic`)."""
+
+from __future__ import annotations
+
+from math import ceil, prod
+
+from fulmen.lab.inspect.traffic import Arguments, Counts, bytes_of
+
+
+def _rows(a: Arguments, *names: str) -> int:
+    """One pass over the tokens of each of these, for every head."""
+    tokens = [a[name] for name in names if a[name] is not None]
+    return sum(_passes(a) * x.size * x.pointer.itemsize for x in tokens)
+
+
+def _passes(a: Arguments) -> int:
+    """Tokens of all heads of all sequences."""
+    first = next(a[name] for name in ("x", "y", "q", "decay") if a.get(name) is not None)
+    return first.pointer.shape[0] * a["length"] * a["heads"]
+
+
+def _states(a: Arguments, read: int, write: int, *names: str) -> int:
+    """A state of each segment of each head, in its own dtype."""
+    sequences = _passes(a) // a["length"] // a["heads"]
+    itemsize = sum(a[name].pointer.itemsize for name in names if a[name] is not None)
+    return itemsize * sequences * a["heads"] * a["segments"] * read * write
+
+
+def _scalar_decay(a: Arguments) -> int:
+    """One pass of one program over a scalar decay. One per head is a number for each chunk."""
+    if a["decay"] is None:
+        return 0
+    return _passes(a) * a["decay"].pointer.itemsize // (1 if a["PER_TOKEN"] else a["C"])
+
+
+def _scan(a: Arguments) -> int:
+    tiles, backward = ceil(a["write_size"] / a["W"]), a["WALK"] in ("dk", "dv")
+    total = tiles * (_rows(a, "x", "y", "read_decay") + _scalar_decay(a))
+    total += _rows(a, "z", "result", "write_decay", "m")
+    total += _states(a, a["x"].size, a["write_size"], "entering", "leaving", *(["boundaries"] if backward else []))
+    if a["y"] is not None:
+        total += bytes_of(a["given"])
+    # Only a walk backward in time that follows one forward in time adds to what that one wrote.
+    follows = backward and a["y"] is not None
+    return total + bytes_of(a["decay_grad"]) * (2 if follows else 1)
+
+
+def _summarise(a: Arguments) -> int:
+    tiles = ceil(a["z"].size / a["W"])
+    total = tiles * (_rows(a, "y", "read_decay") + _scalar_decay(a)) + _rows(a, "z", "write_decay")
+    total += _states(a, a["y"].size, a["z"].size, "boundaries")
+    first = prod((a["y"].pointer.shape[0], a["heads"], a["y"].size, a["z"].size)) * 4
+    return total + (first if a["CARRY"] else 0)
+
+
+def _fold(a: Arguments) -> int:
+    """Every boundary but the first is read and written, the first is read."""
+    boundaries, segments = bytes_of(a["boundaries"]), a["segments"]
+    totals = sum(bytes_of(a[name]) for name in ("scalar_totals", "read_totals", "write_totals"))
+    return boundaries + boundaries * segments // (segments + 1) + totals
+
+
+def _sum_segments(a: Arguments) -> int:
+    return _rows(a, "decay") + bytes_of(a["totals"])
+
+
+def _recur(a: Arguments) -> int:
+    tiles = ceil(a["v"].size / a["E"])
+    total = tiles * _rows(a, "q", "k") + _rows(a, "v", "decay_v", "result")
+    if a["decay"] is not None:
+        total += tiles * _passes(a) * a["decay"].pointer.itemsize * (a["decay"].size if a["PER_CHANNEL"] else 1)
+    return total + _states(a, a["q"].size, a["v"].size, "entering", "leaving")
+
+
+BYTES: Counts = {
+    "fulmen.ops.linear_attention.triton.scan.scan": _scan,
+    "fulmen.ops.linear_attention.triton.states.summarise": _summarise,
+    "fulmen.ops.linear_attention.triton.states.fold": _fold,
+    "fulmen.ops.linear_attention.triton.states.sum_segments": _sum_segments,
+    "fulmen.ops.linear_attention.triton.recurrent.recur": _recur,
+}
