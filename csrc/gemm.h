@@ -72,44 +72,37 @@ template <class Left, class Right = PanelOf<typename Left::Element>, class Meanw
     Meanwhile meanwhile = {};
 };
 
-// What a tile starts from, and what is added to it at the end.
+// What a tile starts from.
 struct Zero {
-    template <int Rows, int Vecs> FULMEN_MEMBER void begin(Vec (&acc)[Rows][Vecs], const float *) const {
+    template <int Rows, int Vecs> FULMEN_MEMBER void begin(Vec (&acc)[Rows][Vecs], const float *, int64_t, int) const {
 #pragma GCC unroll 16
         for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
             for (int v = 0; v < Vecs; ++v) acc[r][v] = Vec{};
     }
-    template <int Rows, int Vecs> FULMEN_MEMBER void end(Vec (&)[Rows][Vecs], const float *, int64_t, int) const {}
 };
 struct Add {
-    template <int Rows, int Vecs> FULMEN_MEMBER void begin(Vec (&acc)[Rows][Vecs], const float *c) const {
+    template <int Rows, int Vecs> FULMEN_MEMBER void begin(Vec (&acc)[Rows][Vecs], const float *c, int64_t, int) const {
 #pragma GCC unroll 16
         for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
             for (int v = 0; v < Vecs; ++v) acc[r][v] = load(c + r * kPanel + v * kLanes);
     }
-    template <int Rows, int Vecs> FULMEN_MEMBER void end(Vec (&)[Rows][Vecs], const float *, int64_t, int) const {}
 };
-// At the end, so that a sum which grows over thousands of calls is rounded once in each, not at every depth.
-struct Scale : Zero {
+struct Scale {
     const float *row_weights;     // one per row
     const float *column_weights;  // one per column of this panel, or null
-    Scale(const float *rows, const float *columns) : row_weights(rows), column_weights(columns) {}
     template <int Rows, int Vecs>
-    FULMEN_MEMBER void end(Vec (&acc)[Rows][Vecs], const float *c, int64_t row, int column) const {
+    FULMEN_MEMBER void begin(Vec (&acc)[Rows][Vecs], const float *c, int64_t row, int column) const {
+#pragma GCC unroll 16
+        for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+            for (int v = 0; v < Vecs; ++v) acc[r][v] = load(c + r * kPanel + v * kLanes) * row_weights[row + r];
         if (column_weights)
 #pragma GCC unroll 16
             for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
-                for (int v = 0; v < Vecs; ++v)
-                    acc[r][v] += load(c + r * kPanel + v * kLanes) * row_weights[row + r] *
-                                 load(column_weights + column + v * kLanes);
-        else
-#pragma GCC unroll 16
-            for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 4
-                for (int v = 0; v < Vecs; ++v) acc[r][v] += load(c + r * kPanel + v * kLanes) * row_weights[row + r];
+                for (int v = 0; v < Vecs; ++v) acc[r][v] *= load(column_weights + column + v * kLanes);
     }
 };
 
@@ -152,9 +145,8 @@ FULMEN_INLINE void multiply_block(float *c, int64_t block, const Start &start, c
             constexpr int rows = Row + kTileRows <= kPanel ? kTileRows : kPanel - Row;
             Vec acc[rows][kTileVecs];
             float *tile = c + block * kBlock + Row * kPanel + Column;
-            start.begin(acc, tile);
+            start.begin(acc, tile, block * kPanel + Row, Column);
             (accumulate<Row, Column>(acc, block, products), ...);
-            start.end(acc, tile, block * kPanel + Row, Column);
 #pragma GCC unroll 16
             for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 4
@@ -172,7 +164,7 @@ __attribute__((noinline)) static void multiply_apart(float *c, int64_t block, St
     multiply_block<0, 0>(c, block, start, products...);
 }
 
-// One panel c of row_blocks blocks: c = start(c) + the sum of the products, which is complete before Scale adds c.
+// One panel c of row_blocks blocks: c = start(c) + the sum of the products.
 template <class Start, class... Products>
 void multiply(float *c, int64_t row_blocks, Start start, Products... products) {
     for (int64_t block = 0; block < row_blocks; ++block) multiply_block<0, 0>(c, block, start, products...);

@@ -52,7 +52,8 @@ void multiply_plainly(const Plain &left, const Plain &right, int64_t rows, int64
 template <class Element> struct Packed {
     std::vector<Element> memory;
     PanelsOf<Element> panels;
-    template <class F> Packed(int64_t rows, int64_t columns, F element)
+    template <class F>
+    Packed(int64_t rows, int64_t columns, F element)
         : memory((size_t)panels_size(rows, columns)), panels{memory.data(), panel_stride(rows)} {
         for (int64_t r = 0; r < padded(rows); ++r)
             for (int64_t c = 0; c < padded(columns); ++c) *panels.at(r, c) = element(r, c);

@@ -1,7 +1,7 @@
 """The CPU core: checking and calling the library that `pip install` built from csrc/.
 
-A call takes one struct (:mod:`fulmen.runtime.core_structs`), which ``struct.pack`` writes in two microseconds. The library is
-loaded after torch, so that both share one OpenMP runtime and one pool of threads.
+A call takes one struct (:mod:`fulmen.runtime.core_structs`), which ``struct.pack`` writes in two microseconds. The
+library is loaded after torch, so that both share one OpenMP runtime and one pool of threads.
 """
 
 from __future__ import annotations

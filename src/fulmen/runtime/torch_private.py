@@ -94,8 +94,8 @@ def _pieces_of_autograd() -> tuple[Any, ...] | None:
 
 
 def publicly_differentiable(op: Callable[..., Any], backward: Callable[..., Any], keep: Keep) -> Callable[..., Any]:
-    """The same with public names only. The op itself has no gradient then; the function that is returned has. (Compiled,
-    it cannot take one tensor for two inputs.)"""
+    """The same with public names only. The op itself has no gradient then; the function that is returned has.
+    (Compiled, it cannot take one tensor for two inputs.)"""
 
     class Gradient(torch.autograd.Function):
         generate_vmap_rule = True
