@@ -107,59 +107,60 @@ void check_equal(const char *what, const Factors &f, const Plain &expected, Pane
                   (int)f.depth, (int)f.columns, (int)r, (int)c, *got.at(r, c), expected(r, c));
 }
 
-// Every way to multiply floats, for one size.
+// Every product that gemm.cpp has, and rows in the caller's memory, for one size.
 void check_floats(const Factors &f, const Plain &before, const Plain &row_weights, const Plain &column_weights) {
     const Packed<float> left = f.left_panels(), transposed = f.transposed_left_panels(), right = f.right_panels();
-    auto result_before = [&] {
-        return Packed<float>(f.rows, f.columns,
-                             [&](int64_t r, int64_t c) { return element_of(before, f.rows, f.columns, r, c); });
+    // `times` products, added to what a tile starts from.
+    auto expected = [&](int times, auto start) {
+        Plain sum(f.rows, f.columns);
+        for (int64_t r = 0; r < f.rows; ++r)
+            for (int64_t c = 0; c < f.columns; ++c) sum(r, c) = start(r, c);
+        for (int i = 0; i < times; ++i) multiply_plainly(f.left, f.right, f.rows, f.columns, f.depth, sum);
+        return sum;
+    };
+    // multiply(panel, its number) for every panel of a result.
+    auto check = [&](const char *what, const Plain &expected, auto multiply) {
+        Packed<float> got(f.rows, f.columns,
+                          [&](int64_t r, int64_t c) { return element_of(before, f.rows, f.columns, r, c); });
+        for (int64_t p = 0; p < f.panels(); ++p) multiply(got.panels.panel(p), p);
+        check_equal(what, f, expected, got.panels);
+    };
+    auto as_stored = [&](int64_t p) { return Product<AsStored>{left.panels, right.panels.panel(p), f.depth_blocks()}; };
+    auto turned = [&](int64_t p) {
+        return Product<Transposed>{transposed.panels, right.panels.panel(p), f.depth_blocks()};
     };
 
-    Plain expected(f.rows, f.columns);
-    multiply_plainly(f.left, f.right, f.rows, f.columns, f.depth, expected);
-    Packed<float> got = result_before();
-    for (int64_t p = 0; p < f.panels(); ++p)
-        multiply(got.panels.panel(p), f.row_blocks(), Zero(),
-                 Product<AsStored>{left.panels, right.panels.panel(p), f.depth_blocks()});
-    check_equal("as stored", f, expected, got.panels);
-
-    got = result_before();
+    const Plain once = expected(1, [](int64_t, int64_t) { return 0.0f; });
+    check("as stored", once, [&](float *c, int64_t p) { multiply(c, f.row_blocks(), Zero(), as_stored(p)); });
     const int64_t stride = padded(f.depth) + 3, right_stride = padded(f.columns) + 5;
     const std::vector<float> left_rows = f.left_rows(stride), right_rows = f.right_rows(right_stride);
-    for (int64_t p = 0; p < f.panels(); ++p)
+    check("in the caller's memory", once, [&](float *c, int64_t p) {
         for (int64_t block = 0; block < f.row_blocks(); ++block)
             multiply_apart(
-                got.panels.panel(p), block, Zero(),
+                c, block, Zero(),
                 Product<InPlaceOf<float>, Columns>{
                     {left_rows.data(), stride}, {right_rows.data() + p * kPanel, right_stride}, f.depth_blocks()});
-    check_equal("in the caller's memory", f, expected, got.panels);
+    });
 
-    // Adding a product to what was there.
-    for (int64_t r = 0; r < f.rows; ++r)
-        for (int64_t c = 0; c < f.columns; ++c) expected(r, c) = before(r, c);
-    multiply_plainly(f.left, f.right, f.rows, f.columns, f.depth, expected);
-    got = result_before();
-    for (int64_t p = 0; p < f.panels(); ++p)
-        multiply(got.panels.panel(p), f.row_blocks(), Add(),
-                 Product<Transposed>{transposed.panels, right.panels.panel(p), f.depth_blocks()});
-    check_equal("transposed, added", f, expected, got.panels);
+    const Plain twice = expected(2, [](int64_t, int64_t) { return 0.0f; });
+    check("twice as stored", twice,
+          [&](float *c, int64_t p) { multiply(c, f.row_blocks(), Zero(), as_stored(p), as_stored(p)); });
+    check("as stored and transposed", twice,
+          [&](float *c, int64_t p) { multiply(c, f.row_blocks(), Zero(), as_stored(p), turned(p)); });
 
-    // Two products, added to what was there in weighted rows and columns.
+    const Plain added = expected(1, [&](int64_t r, int64_t c) { return before(r, c); });
+    check("added as stored", added, [&](float *c, int64_t p) { multiply(c, f.row_blocks(), Add(), as_stored(p)); });
+    check("added transposed", added, [&](float *c, int64_t p) { multiply(c, f.row_blocks(), Add(), turned(p)); });
+
     const bool weigh_columns = f.depth % 2;
-    for (int64_t r = 0; r < f.rows; ++r)
-        for (int64_t c = 0; c < f.columns; ++c) {
-            expected(r, c) = before(r, c) * row_weights(0, r);
-            if (weigh_columns) expected(r, c) *= column_weights(0, c);
-        }
-    multiply_plainly(f.left, f.right, f.rows, f.columns, f.depth, expected);
-    multiply_plainly(f.left, f.right, f.rows, f.columns, f.depth, expected);
-    got = result_before();
-    for (int64_t p = 0; p < f.panels(); ++p)
-        multiply(got.panels.panel(p), f.row_blocks(),
-                 Scale{row_weights.x.data(), weigh_columns ? column_weights.x.data() + p * kPanel : nullptr},
-                 Product<Transposed>{transposed.panels, right.panels.panel(p), f.depth_blocks()},
-                 Product<AsStored>{left.panels, right.panels.panel(p), f.depth_blocks()});
-    check_equal("two products, weighed", f, expected, got.panels);
+    const Plain scaled = expected(1, [&](int64_t r, int64_t c) {
+        const float of_row = before(r, c) * row_weights(0, r);
+        return weigh_columns ? of_row * column_weights(0, c) : of_row;
+    });
+    check("added to what is weighed", scaled, [&](float *c, int64_t p) {
+        const Scale scale{row_weights.x.data(), weigh_columns ? column_weights.x.data() + p * kPanel : nullptr};
+        multiply(c, f.row_blocks(), scale, turned(p));
+    });
 }
 
 // Neighbours along the depth, as bfloat16.
