@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from fulmen.runtime.versions import release, triton_version
+
 
 @dataclass(frozen=True)
 class Architecture:
@@ -49,6 +51,9 @@ ARCHITECTURES = {
 _SAME_AS = {"sm_86": "sm_120", "sm_87": "sm_80", "sm_89": "sm_120", "sm_103": "sm_100", "sm_121": "sm_120"}
 _SAME_AS |= dict.fromkeys(("gfx908", "gfx90a", "gfx940", "gfx941"), "gfx942")
 OLDEST_GPU = (8, 0)  # compute capability
+HOPPER = (9, 0)
+# Before, products of transposed results came out wrong there: fla-org/flash-linear-attention#640.
+OLDEST_TRITON_ON_HOPPER = (3, 7, 1)
 
 _pretended: Architecture | None = None
 
@@ -99,10 +104,19 @@ def why_unsupported(device: torch.device) -> str:
         made_for, name = sorted({*_SAME_AS, *ARCHITECTURES}), _amd_name(properties)
         amd = ", ".join(known for known in made_for if known.startswith("gfx"))
         return "" if name in made_for else f"the Triton kernels are made for {amd}, and this GPU is {name}"
-    needed, found = ".".join(map(str, OLDEST_GPU)), f"{properties.major}.{properties.minor}"
-    if (properties.major, properties.minor) >= OLDEST_GPU:
-        return ""
-    return f"the Triton kernels need compute capability {needed} (bfloat16 tensor cores), and this GPU has {found}"
+    capability = properties.major, properties.minor
+    if capability < OLDEST_GPU:
+        needed, found = _dotted(OLDEST_GPU), _dotted(capability)
+        return f"the Triton kernels need compute capability {needed} (bfloat16 tensor cores), and this GPU has {found}"
+    triton = triton_version()
+    if capability == HOPPER and triton is not None and release(triton) < OLDEST_TRITON_ON_HOPPER:
+        needed = _dotted(OLDEST_TRITON_ON_HOPPER)
+        return f"triton {triton} miscompiles products of matrices on Hopper GPUs: {needed} or newer is needed"
+    return ""
+
+
+def _dotted(numbers: tuple[int, ...]) -> str:
+    return ".".join(map(str, numbers))
 
 
 def _amd_name(properties: Any) -> str:

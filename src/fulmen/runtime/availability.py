@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.util import find_spec
-
 import torch
 
 from fulmen.runtime.architectures import interpreted
+from fulmen.runtime.versions import release, triton_version
 
 OLDEST_TRITON = (3, 7)
 
@@ -22,14 +20,9 @@ def why_triton_is_unavailable() -> str:
 
 def why_triton_is_missing() -> str:
     """One sentence; empty if kernels can be compiled here, whether or not there is a GPU to run them on."""
-    if find_spec("triton") is None:
+    found = triton_version()
+    if found is None:
         return "triton is not installed (pip install 'fulmen[gpu]')"
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        found = version("triton")
-    except PackageNotFoundError:  # torch for ROCm brings it under another name
-        found = import_module("triton").__version__
-    if tuple(int(part) for part in found.split(".")[:2]) < OLDEST_TRITON:
+    if release(found) < OLDEST_TRITON:
         return f"triton {found} is too old: {'.'.join(map(str, OLDEST_TRITON))} or newer is needed"
     return ""
