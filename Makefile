@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
+NEWER_TRITON := 3.9.0
 CORE_SOURCES := CMakeLists.txt $(wildcard csrc/*)
 # Each operator against its specification, the checks of arguments, and what the package promises of itself.
 HEART := tests/test_additions.py tests/test_import.py tests/runtime tests/ops/chunks \
@@ -14,7 +15,7 @@ HEART := tests/test_additions.py tests/test_import.py tests/runtime tests/ops/ch
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup bench check test test-core test-isa test-gpu-static sanitize lint format clean
+.PHONY: setup bench check test test-core test-isa test-gpu-static test-triton-versions sanitize lint format clean
 
 setup: $(STAMP)
 
@@ -78,6 +79,18 @@ sanitize: setup
 # Every test of a backend, on the Triton kernels in the interpreter.
 test-gpu-static: setup
 	TRITON_INTERPRET=1 $(RUN)/pytest -n 2 -k triton
+
+# A use of each kernel compiled by the pinned Triton, and by newer ones that stand before it on the path.
+test-triton-versions: setup $(NEWER_TRITON:%=build/triton-%)
+	$(RUN)/pytest -m triton_versions tests/lab/inspect
+	@for version in $(NEWER_TRITON); do \
+	    echo "triton $$version"; \
+	    EXPECTED_TRITON=$$version PYTHONPATH=$(CURDIR)/build/triton-$$version \
+	        $(RUN)/pytest -m triton_versions tests/lab/inspect || exit 1; \
+	done
+
+build/triton-%: | setup
+	PIP_CONSTRAINT= $(RUN)/pip install --quiet --no-deps --target $@ triton==$*
 
 lint: setup
 	$(RUN)/ruff check .

@@ -13,7 +13,7 @@ from torch import Tensor
 from fulmen.runtime.architectures import architecture_of
 from fulmen.triton_common.launching import on_its_device
 from fulmen.triton_common.naming import Compiled, named
-from fulmen.triton_common.tiles import padded
+from fulmen.triton_common.tiles import launch_options, padded
 
 BLOCK = 256  # tokens between two states of the parallel form
 ROWS = 64  # tokens at a time, in both forms
@@ -52,7 +52,7 @@ def _sizes(x: Tensor, z: Tensor) -> tuple[int, int, int, int]:
 def _constants(x: Tensor, z: Tensor, backward: bool) -> dict[str, object]:
     return {
         "C": ROWS, "R": padded(x.shape[3]), "W": min(WIDTH, padded(z.shape[3])), "BACKWARD": backward,
-        "PRECISION": architecture_of(x.device).single, "num_warps": 4 if x.shape[3] <= 64 else 8, "num_stages": 1,
+        "PRECISION": architecture_of(x.device).single, **launch_options(warps=4 if x.shape[3] <= 64 else 8),
     }  # fmt: skip
 
 

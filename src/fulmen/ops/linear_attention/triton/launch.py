@@ -19,7 +19,7 @@ from fulmen.runtime.architectures import Architecture, architecture_of
 from fulmen.triton_common import operands
 from fulmen.triton_common.operands import UNIT, Partition, Tokens
 from fulmen.triton_common.packed import clear_rest
-from fulmen.triton_common.tiles import Tile, launch_options, padded
+from fulmen.triton_common.tiles import Tile, padded
 
 # The axis of the states that a walk writes, by what it computes.
 WALKS = {"output": "value", "dq": "key", "dk": "key", "dv": "value"}
@@ -113,7 +113,7 @@ class Launcher:
             C=tile.chunk, R=padded(read_size), S=tile.slices, W=tile.width, LEVELS=tile.chunk.bit_length() - 1,
             PER_TOKEN=self.per_token, WALK=walk,
             PRECISION=self.precision("two terms" if gradient is None else "three terms"),
-            **launch_options(tile),
+            **tile.options,
         )  # fmt: skip
 
     def gradient(self, gradient: Gradient | None, transposed: bool) -> tuple[Any, Any, Any, Any]:
@@ -147,7 +147,7 @@ class Launcher:
             self.states(boundaries), *self.partition, self.heads, scale,
             C=tile.chunk, R=padded(self.key_size), S=tile.slices, W=tile.width, PER_TOKEN=self.per_token,
             BACKWARD=backward, CARRY=carry, PRECISION=self.precision("three terms"),
-            **launch_options(tile),
+            **tile.options,
         )  # fmt: skip
 
     def fold(self, boundaries: Tensor, *, backward: bool = False) -> None:
@@ -165,7 +165,7 @@ class Launcher:
             self.totals(self.logs.key, boundaries),
             self.totals(self.logs.value, boundaries),
             *self.partition, self.heads, self.key_size, self.value_size,
-            R=rows, W=width, BACKWARD=backward, **launch_options(tile),
+            R=rows, W=width, BACKWARD=backward, **tile.options,
         )  # fmt: skip
 
     def totals(self, decay: Tokens | None, like: Tensor) -> Tokens | None:
@@ -177,7 +177,7 @@ class Launcher:
         programs = self.sequences * self.partition.segments * self.heads * triton.cdiv(decay.size, tile.width)
         sum_segments[(programs,)](
             decay, self.tokens(sums), *self.partition, self.heads,
-            C=tile.chunk, K=tile.width, **launch_options(tile),
+            C=tile.chunk, K=tile.width, **tile.options,
         )  # fmt: skip
         return self.tokens(sums)
 
@@ -194,7 +194,7 @@ class Launcher:
             self.tokens(q), self.tokens(k), self.tokens(v), decay, self.logs.value, self.tokens(output),
             self.states(operands.readable_state(entering)), self.states(leaving), *self.partition, self.heads, scale,
             D=padded(self.key_size), E=tile.width, PER_TOKEN=self.per_token,
-            PER_CHANNEL=self.logs.key is not None, **launch_options(tile),
+            PER_CHANNEL=self.logs.key is not None, **tile.options,
         )  # fmt: skip
 
     def clear_rest(self, *results: Tensor | None) -> None:
@@ -208,7 +208,7 @@ class Launcher:
             tile = sum_tile(size[0] if size else 1)
             clear_rest[(triton.cdiv(length, UNIT.value) * heads,)](
                 operands.tokens(result, heads), self.partition.cu_seqlens, length, self.sequences, heads,
-                C=UNIT.value, K=tile.width, **launch_options(tile),
+                C=UNIT.value, K=tile.width, **tile.options,
             )  # fmt: skip
 
     def tokens(self, x: Tensor | None) -> Tokens | None:

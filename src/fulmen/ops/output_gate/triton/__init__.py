@@ -63,7 +63,7 @@ def _sum_outer(what: str, x: Tensor, y: Tensor, *, gate: Tensor | None = None, i
         tokens(x, heads), tokens(y, heads), None if gate is None else tokens(gate, heads), states(parts),
         length, triton.cdiv(length, segments), segments, heads,
         C=tile.chunk, R=tile.depth, W=tile.width, PRECISION=_precision(x), RESULT=what,
-        num_warps=tile.warps, num_stages=tile.stages,
+        **tile.options,
     )  # fmt: skip
     if segments > 1:
         torch.sum(parts, 2, out=sums)
@@ -91,7 +91,7 @@ def _multiply_rows(
         tokens(x, heads), *(None if t is None else tokens(t, heads) for t in (gate, factor, ungated)),
         states(matrix), tokens(result, heads), length, heads,
         C=tile.chunk, R=tile.depth, W=tile.width, PRECISION=_precision(x), RESULT=what,
-        num_warps=tile.warps, num_stages=tile.stages,
+        **tile.options,
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from fulmen.triton_common.tiles import padded
+from fulmen.triton_common.tiles import launch_options, padded
 
 
 class ProductTile(NamedTuple):
@@ -15,6 +15,10 @@ class ProductTile(NamedTuple):
     width: int  # channels of the result's other axis
     warps: int
     stages: int = 1
+
+    @property
+    def options(self) -> dict[str, int]:
+        return launch_options(self.warps, self.stages)
 
 
 # By the bytes of an element. The largest that spill nothing in bfloat16 and float16, since each tile of the result

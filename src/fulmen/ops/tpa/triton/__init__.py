@@ -39,7 +39,7 @@ def forward(p: Decode, output: Tensor) -> None:
     launch_decode(p, partial, maxima, sums, tokens, tile, architecture)
     merge[(batch * heads,)](
         operand(partial), maxima, sums, operand(output), _lengths(p), p.tokens, slices, heads, p.av.shape[3],
-        E=padded(value_size), num_warps=1,
+        E=padded(value_size), **launch_options(warps=1),
     )  # fmt: skip
 
 
@@ -71,7 +71,7 @@ def launch_decode(
         H=tile.width, R=min(padded(rank), ranks),
         D=padded(p.bk.shape[3]), E=padded(value_size), C=tile.chunk, FORMS_Q=rank > ranks,
         SINGLE=architecture.single if p.aq.dtype == torch.float32 else None,
-        **launch_options(tile),
+        **tile.options,
     )  # fmt: skip
 
 

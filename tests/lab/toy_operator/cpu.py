@@ -1,0 +1,2 @@
+def forward(x, result):
+    result.copy_(2 * x)
