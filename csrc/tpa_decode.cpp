@@ -328,13 +328,16 @@ private:
     // Adds 16 columns of them, and meanwhile prefetches the tokens that come next.
     template <class Right> void add(int64_t rank, int64_t column, Right right, int64_t depth, Partial &result) {
         const Product<TransposedOf<Element>, Right, Prefetching> rounded{weights, right, depth, {this}};
-        const Product<TransposedOf<Element>, Right> rest{rests, right, has_rests() ? depth : 0};
         float *panel = result.output.panel(column / kPanel);
-        for (int64_t block = 0; block < blocks(heads); ++block)
-            if (rank == 0)
-                multiply_apart(panel, block, Scale{result.weight, nullptr}, rounded, rest);
+        auto add_to = [&](int64_t block, auto start) {
+            if constexpr (kNumbers<Element> == 1)
+                multiply_apart(panel, block, start, rounded);
             else
-                multiply_apart(panel, block, Add(), rounded, rest);
+                multiply_apart(panel, block, start, rounded,
+                               Product<TransposedOf<Element>, Right>{rests, right, has_rests() ? depth : 0});
+        };
+        for (int64_t block = 0; block < blocks(heads); ++block)
+            rank == 0 ? add_to(block, Scale{result.weight, nullptr}) : add_to(block, Add());
     }
 };
 
