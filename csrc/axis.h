@@ -117,11 +117,16 @@ private:
     Vec *pairs_ = nullptr;
 };
 
-// S = diag(key totals) S diag(value totals) + keys^T values, for panel p of S and of the values.
+// S = diag(key totals) S diag(value totals), plus keys^T values, for panel p of S and of the values.
+FULMEN_INLINE Scale decayed(const Axis &key, const Axis &value, int64_t p) {
+    return {key.totals(), value.decays() ? value.totals() + p * kPanel : nullptr};
+}
+FULMEN_INLINE void decay_panel(float *state, const Axis &key, const Axis &value, int64_t p) {
+    multiply(state, key.blocks(), decayed(key, value, p));
+}
 FULMEN_INLINE void advance_panel(float *state, const Axis &key, const Axis &value, int64_t p, Panels keys,
                                  const float *values) {
-    Scale decayed{key.totals(), value.decays() ? value.totals() + p * kPanel : nullptr};
-    multiply(state, key.blocks(), decayed, Product<Transposed>{keys, values, 1});
+    multiply(state, key.blocks(), decayed(key, value, p), Product<Transposed>{keys, values, 1});
 }
 
 }  // namespace FULMEN_ISA

@@ -37,12 +37,6 @@ public:
           grads(arena.floats(kBlock)),
           scale((float)p.scale) {}
 
-    // Without queries (chunk_states) the state is all there is to differentiate.
-    void start(const Head &head) {
-        StateWorker::start(head);
-        has_queries = head.q.present();
-    }
-
     // The first walk's chunk: dq, the decay gradient's first kind, and the state.
     void walk_right(int64_t t, int64_t count) {
         load_chunk(t, count, key_gradient.wanted() || value_gradient.wanted());
@@ -50,7 +44,7 @@ public:
         value.pair_products(g, v, values_transposed, grads);
         value.weigh_later(g);
         if (value.decays()) transpose(g, value.size(), values_transposed);
-        state_times(values_transposed, d_keys);
+        state_times(values_transposed, keys_transposed, d_keys);
         key.weigh_later(d_keys);
         if (key_gradient.wanted()) key_gradient.begin(q, d_keys, t, count);
         if (out.q.present()) {
@@ -72,10 +66,14 @@ public:
     }
 
     // The second walk's chunk: dk, dv, the decay gradients, and the gradient of the state, which `state` now holds.
-    void walk_left(int64_t t, int64_t count) {
+    // `entering` is the state that enters the chunk, if the first walk kept it.
+    void walk_left(int64_t t, int64_t count, Panels entering) {
         const bool keys = out.k.present() || key_gradient.wanted();
         const bool values = out.v.present() || value_gradient.wanted();
         load_chunk(t, count, true);
+        if (entering.data && key_gradient.wanted()) key_gradient.restart(key, value, entering, state, Along::Keys);
+        if (entering.data && value_gradient.wanted())
+            value_gradient.restart(key, value, entering, state, Along::Values);
         if (values || key_gradient.wanted()) {
             transpose(q, key.size(), keys_transposed);
             key.pair_products(q, k, keys_transposed, scores);
@@ -92,17 +90,17 @@ public:
         if (keys) {
             weigh_pairs_for_keys();
             transpose(v, value.size(), values_transposed);
-            state_times(values_transposed, d_keys);
+            state_times(values_transposed, keys_transposed, d_keys);
         }
         key.weigh_earlier(k);
-        if (key_gradient.wanted()) key_gradient.finish(key, k, d_keys, t, count, has_queries);
+        if (key_gradient.wanted()) key_gradient.finish(key, k, d_keys, t, count);
         if (out.k.present()) {
             key.weigh_earlier(d_keys);
             add_pairs_to_key_gradient();
             unpack(d_keys, t, count, key.size(), out.k);
         }
         for (int64_t p = 0; p < value.blocks() && values; ++p) read_values(p);
-        if (value_gradient.wanted()) value_gradient.finish(value, v, d_values, t, count, has_queries);
+        if (value_gradient.wanted()) value_gradient.finish(value, v, d_values, t, count);
         if (out.v.present()) {
             value.weigh_earlier(d_values);
             if (value.by_channel())
@@ -158,12 +156,6 @@ private:
         prefetch_keys_and_values(t, p);
     }
 
-    // result = (state * values^T)^T: [token][key channel]
-    void state_times(const float *transposed, Panels result) {
-        multiply(keys_transposed, key.blocks(), Zero{}, Product<AsStored>{state, transposed, value.blocks()});
-        for (int64_t p = 0; p < key.blocks(); ++p) transpose_block(keys_transposed + p * kBlock, result.panel(p));
-    }
-
     static void add_block(float *to, const float *from) {
         for (int x = 0; x < kBlock; x += kLanes) store(to + x, load(to + x) + load(from + x));
     }
@@ -208,7 +200,6 @@ private:
             multiply(d_values.panel(p), 1, Zero{}, from_state, Product<AsStored>{Panels{scores, 0}, g.panel(p), 1});
     }
 
-    bool has_queries = true;
     Panels q, g;              // g is scale * do
     Panels d_keys, d_values;  // gradients on either axis
     Panels inside_keys, inside_values;

@@ -87,8 +87,8 @@ public:
         if (first == 0) enter(entering, initial);
         last = smaller(last, s.tokens);
         for (int64_t t = first; t < last; t += kChunk) {
-            worker.walk_right(t, smaller<int64_t>(kChunk, s.tokens - t));
             if (restarts && is_kept(t / kChunk)) memcpy(kept_state(t / kChunk).data, worker.state.data, state_bytes());
+            worker.walk_right(t, smaller<int64_t>(kChunk, s.tokens - t));
         }
     }
 
@@ -97,8 +97,8 @@ public:
         if (last >= s.tokens && (first < s.tokens || first == 0)) enter(entering_gradient, grad_final);
         last = smaller(last, s.tokens);
         for (int64_t chunk = chunks_of(last) - 1; chunk >= first / kChunk && last > first; --chunk) {
-            if (restarts && is_kept(chunk)) restart(kept_state(chunk));
-            worker.walk_left(chunk * kChunk, smaller<int64_t>(kChunk, s.tokens - chunk * kChunk));
+            worker.walk_left(chunk * kChunk, smaller<int64_t>(kChunk, s.tokens - chunk * kChunk),
+                             restarts && is_kept(chunk) ? kept_state(chunk) : Panels{});
         }
         if (first == 0 && dinitial.present()) store_state(worker.state, p.key_size, p.value_size, dinitial);
     }
@@ -122,12 +122,6 @@ private:
     int64_t state_bytes() const { return 4 * panels_size(p.key_size, p.value_size); }
     Panels kept_state(int64_t chunk) const {
         return {kept + chunk / spacing * panels_size(p.key_size, p.value_size), panel_stride(p.key_size)};
-    }
-    void restart(Panels at) {
-        if (worker.key_gradient.wanted())
-            worker.key_gradient.restart(at, worker.state, p.key_size, p.value_size, Along::Keys);
-        if (worker.value_gradient.wanted())
-            worker.value_gradient.restart(at, worker.state, p.key_size, p.value_size, Along::Values);
     }
 
     const fulmen_problem &p;

@@ -1,48 +1,56 @@
-// The gradient of chunk_states: the backward's second walk without queries. The forward's result gives the state that
-// enters every chunk of the caller's, so nothing is recomputed.
-#include "backward_worker.h"
+// The gradient of chunk_states: a walk from right to left with the gradient of the state, to which that of each of the
+// caller's states is added. The forward's result gives the state that enters every chunk of the caller's, so nothing is
+// recomputed.
+//     dk_j = e^{b_C - b_j} (dS v_j)     dv_j = dS^T (e^{b_C - b_j} k_j)     dS_in = e^{b_C} dS
+#include "decay_gradient.h"
 #include "kernels.h"
 #include "shared_gradient.h"
+#include "state_worker.h"
 
 namespace fulmen {
 namespace FULMEN_ISA {
 namespace {
 
-class HeadStatesBackward {
+class HeadStatesBackward : public StateWorker {
 public:
     HeadStatesBackward(Arena &arena, const fulmen_states_backward_call &call)
-        : call(call),
+        : StateWorker(arena, call.problem, call.problem.value_size),
+          call(call),
           p(call.problem),
           chunks((p.tokens + call.chunk_size - 1) / call.chunk_size),
-          worker(arena, call.problem, call.dlog_decay.data, call.dlog_decay_v.data),
-          boundary(arena.panels(p.key_size, p.value_size)) {
+          key_gradient(arena, p.decay_form, p.key_size, call.dlog_decay.data),
+          value_gradient(arena, p.decay_v_form, p.value_size, call.dlog_decay_v.data),
+          boundary(arena.panels(p.key_size, p.value_size)),
+          d_keys(arena.panels(kChunk, p.key_size)),
+          d_values(arena.panels(kChunk, p.value_size)),
+          keys_transposed(arena.floats(padded(p.key_size) * kPanel)),
+          values_transposed(arena.floats(padded(p.value_size) * kPanel)) {
         if (call.dlog_decay.data && !has_tokens(p.decay_form)) per_token = arena.floats(p.tokens);
     }
 
     void start(int64_t index) {
         batch = index / p.heads;
         h = index % p.heads;
-        Head head = head_of(p, sequence(p, batch), h, 0);
-        head.q = Rows{};
-        worker.start(head);
-        HeadGradients &out = worker.out;
-        out.k = rows_of(call.dk, batch, h / (p.heads / p.key_heads));
-        out.v = rows_of(call.dv, batch, h / (p.heads / p.value_heads));
-        out.log_decay = per_token ? Rows{(char *)per_token, FULMEN_FLOAT32, 1} : rows_of(call.dlog_decay, batch, h);
-        out.log_decay_v = rows_of(call.dlog_decay_v, batch, h);
-        worker.key_gradient.start(out.log_decay, !p.initial_state.data);
-        worker.value_gradient.start(out.log_decay_v, !p.initial_state.data);
+        StateWorker::start(head_of(p, sequence(p, batch), h, 0));
+        dk = rows_of(call.dk, batch, h / (p.heads / p.key_heads));
+        dv = rows_of(call.dv, batch, h / (p.heads / p.value_heads));
+        key_gradient.start(per_token ? Rows{(char *)per_token, FULMEN_FLOAT32, 1} : rows_of(call.dlog_decay, batch, h));
+        value_gradient.start(rows_of(call.dlog_decay_v, batch, h));
     }
 
-    void enter() { worker.enter(grad_state(chunks)); }
+    void enter() { StateWorker::enter(grad_state(chunks)); }
 
     // Tokens from `last` down to `first`, both of which are boundaries of segments.
     void walk_left(int64_t first, int64_t last) {
         while (last > first) {
             const int64_t chunk = (last - 1) / call.chunk_size, start = chunk * call.chunk_size;
             const int64_t t = start + (last - 1 - start) / kChunk * kChunk;
-            if (last == smaller(p.tokens, start + call.chunk_size)) restart(state(chunk + 1));
-            worker.walk_left(t, last - t);
+            differentiate(t, last - t);
+            if (t == start) finish_decays(chunk);
+            for (int64_t x = 0; x < value.blocks(); ++x) {
+                prefetch_keys_and_values(t - kAhead, x);
+                decay_panel(state.panel(x), key, value, x);
+            }
             if (t == start) add_gradient(grad_state(chunk));
             last = t;
         }
@@ -50,27 +58,52 @@ public:
 
     void store_initial_gradient() {
         const Matrix dinitial = matrix_of(call.dinitial, batch, h);
-        if (dinitial.present()) store_state(worker.state, p.key_size, p.value_size, dinitial);
+        if (dinitial.present()) store_state(state, p.key_size, p.value_size, dinitial);
     }
 
-    HeadGradients &out() { return worker.out; }
-    double &decay_sum() { return worker.key_gradient.sum; }
+    double &decay_sum() { return key_gradient.sum; }
+
+    Rows dk = {}, dv = {};  // where they go; may change from segment to segment
 
 private:
-    void restart(Matrix at) {
-        const bool keys = worker.key_gradient.wanted(), values = worker.value_gradient.wanted();
-        if (!keys && !values) return;
-        load_state(at, p.key_size, p.value_size, boundary);
-        if (keys) worker.key_gradient.restart(boundary, worker.state, p.key_size, p.value_size, Along::Keys);
-        if (values) worker.value_gradient.restart(boundary, worker.state, p.key_size, p.value_size, Along::Values);
+    void differentiate(int64_t t, int64_t count) {
+        load_keys_and_values(t, count);
+        key.weigh_earlier(k);
+        value.weigh_earlier(v);
+        if (dk.present() || key_gradient.wanted()) {
+            transpose(v, value.size(), values_transposed);
+            state_times(values_transposed, keys_transposed, d_keys);
+        }
+        if (dv.present() || value_gradient.wanted())
+            for (int64_t x = 0; x < value.blocks(); ++x)
+                multiply(d_values.panel(x), 1, Zero{}, Product<AsStored>{k, state.panel(x), key.blocks()});
+        if (key_gradient.wanted()) key_gradient.keep(k, d_keys, t, count);
+        if (value_gradient.wanted()) value_gradient.keep(v, d_values, t, count);
+        if (dk.present()) {
+            key.weigh_earlier(d_keys);
+            unpack(d_keys, t, count, key.size(), dk);
+        }
+        if (dv.present()) {
+            value.weigh_earlier(d_values);
+            unpack(d_values, t, count, value.size(), dv);
+        }
     }
+
+    void finish_decays(int64_t chunk) {
+        if (!key_gradient.wanted() && !value_gradient.wanted()) return;
+        load_state(entering_state(chunk), p.key_size, p.value_size, boundary);
+        const int64_t first = chunk * call.chunk_size, last = smaller(p.tokens, first + call.chunk_size);
+        if (key_gradient.wanted()) key_gradient.finish(key, value, boundary, state, Along::Keys, first, last);
+        if (value_gradient.wanted()) value_gradient.finish(key, value, boundary, state, Along::Values, first, last);
+    }
+
     void add_gradient(Matrix gradient) {
         load_state(gradient, p.key_size, p.value_size, boundary);
-        for (int64_t x = 0; x < worker.value.blocks(); ++x)
-            for (int64_t y = 0; y < worker.key.blocks() * kBlock; y += kLanes)
-                store(worker.state.panel(x) + y, load(worker.state.panel(x) + y) + load(boundary.panel(x) + y));
+        for (int64_t x = 0; x < value.blocks(); ++x)
+            for (int64_t y = 0; y < key.blocks() * kBlock; y += kLanes)
+                store(state.panel(x) + y, load(state.panel(x) + y) + load(boundary.panel(x) + y));
     }
-    Matrix state(int64_t c) const {
+    Matrix entering_state(int64_t c) const {
         return {(float *)call.states + batch * call.stride_batch + h * call.stride_head + c * call.stride_chunk,
                 p.value_size, 1};
     }
@@ -83,8 +116,9 @@ private:
     const fulmen_states_backward_call &call;
     const fulmen_problem &p;
     int64_t chunks;
-    BackwardWorker worker;
-    Panels boundary;
+    StatesAxisGradient key_gradient, value_gradient;
+    Panels boundary, d_keys, d_values;
+    float *keys_transposed, *values_transposed;
     float *per_token = nullptr;
     int64_t batch = 0, h = 0;
 };
@@ -145,8 +179,8 @@ void walk(const fulmen_states_backward_call &call, const Plan &plan, const Team 
     for (int64_t first, last = p.tokens; last > 0; last = first) {
         first = plan.group > 1 ? shared_segment_start(last, call.chunk_size) : 0;
         for_each_head([&](HeadStatesBackward &head, int64_t index) {
-            head.out().k = plan.dk.own(p, team, index, first, head.out().k);
-            head.out().v = plan.dv.own(p, team, index, first, head.out().v);
+            head.dk = plan.dk.own(p, team, index, first, head.dk);
+            head.dv = plan.dv.own(p, team, index, first, head.dv);
             head.decay_sum() = plan.sums[index];
             head.walk_left(first, last);
             plan.sums[index] = head.decay_sum();

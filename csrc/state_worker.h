@@ -65,6 +65,12 @@ protected:
         pack(in.v, t, count, value.size(), v);
     }
 
+    // result = (state * values^T)^T: [token][key channel]. Both others are transposed, one panel.
+    void state_times(const float *values, float *scratch, Panels result) const {
+        multiply(scratch, key.blocks(), Zero{}, Product<AsStored>{state, values, value.blocks()});
+        for (int64_t p = 0; p < key.blocks(); ++p) transpose_block(scratch + p * kBlock, result.panel(p));
+    }
+
     // Panel p's share of the rows of the chunk at token t. Always inline: GCC drops calls that only prefetch.
     FULMEN_MEMBER void prefetch_share(Rows rows, int64_t t, int64_t size, int64_t p) const {
         if (t >= 0) prefetch(rows, t, smaller<int64_t>(kChunk, in.tokens - t), size, p, value.blocks());
