@@ -23,7 +23,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(STAMP): pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/bin/python
-	@echo "Installing what Fulmen needs into $(VENV), then compiling its CPU core: one to two minutes on two cores."
+	@echo "Installing what Fulmen needs into $(VENV), then compiling its CPU core: about three minutes on two cores."
 	@begin=$$(date +%s); $(RUN)/pip install --quiet --editable '.[gpu,bench,dev]' && \
 	    echo "Installed, and the core compiled, in $$(( $$(date +%s) - begin )) s."
 	@touch $@

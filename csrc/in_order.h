@@ -1,4 +1,4 @@
-// The hand-over behind run_in_order, without locks and on threads of any kind: each calls work once, and when all are
+// The hand-over of run_in_order, without locks and on threads of any kind: each calls work once, and when all are
 // back, one calls collect.
 #pragma once
 
