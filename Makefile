@@ -36,7 +36,7 @@ check: lint
 
 test: setup
 	$(RUN)/pytest -n 2
-	TRITON_INTERPRET=1 $(RUN)/pytest -n 2 -q -m gpu
+	TRITON_INTERPRET=1 $(RUN)/pytest -n 2 -q -m "gpu or either"
 	$(MAKE) test-core test-isa
 
 # The builds of the core that this machine can run, the default first.

@@ -19,7 +19,7 @@ def pytest_collection_modifyitems(config, items):
         given = item.callspec.params if hasattr(item, "callspec") else {}
         backend, dtype = given.get("backend"), given.get("dtype")
         possible = KERNELS_RUN if item.get_closest_marker("gpu") else True
-        possible &= not (item.get_closest_marker("compiles") and interpreted())
+        possible &= not (item.get_closest_marker("not_interpreted") and interpreted())
         if isinstance(dtype, torch.dtype) and backend in fulmen.backends():
             possible &= dtype in fulmen.backends()[backend].dtypes
         (kept if possible else left_out).append(item)

@@ -51,7 +51,7 @@ def test_its_traffic_is_counted(toy):
     assert requested_bytes(launches) == 2 * 300 * 2
 
 
-@pytest.mark.gpu
+@pytest.mark.either
 @pytest.mark.usefixtures("toy")
 def test_it_is_verified(device):
     backend = "triton" if interpreted() or device == "cuda" else "native"

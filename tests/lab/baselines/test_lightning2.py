@@ -9,7 +9,7 @@ import torch
 from cases import TOLERANCE, Case, exact, relative_error, tensors
 from fulmen.lab.baselines.lightning2 import lightning2_chunk_loop, lightning2_parallel
 
-pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("form", [lightning2_parallel, lightning2_chunk_loop])]
+pytestmark = [pytest.mark.either, pytest.mark.parametrize("form", [lightning2_parallel, lightning2_chunk_loop])]
 
 
 def run(case, form):

@@ -11,7 +11,7 @@ from fulmen.lab.verify.check import Check, Target, all_checks
 from fulmen.lab.verify.run import outcome
 from fulmen.runtime.architectures import interpreted
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.either
 DEVICE = "cuda" if torch.cuda.is_available() and not interpreted() else "cpu"
 BACKEND = "triton" if interpreted() or DEVICE == "cuda" else "native"
 
@@ -30,9 +30,8 @@ def test_all_is_right(tmp_path, capsys):
     assert all(timing["median"] > 0 for timing in found["seconds"].values())
 
 
+@pytest.mark.not_interpreted  # once is enough, and the interpreter is slow
 def test_what_fails_is_listed_and_the_exit_code_is_1(monkeypatch, capsys, tmp_path):
-    if interpreted():
-        pytest.skip("once is enough, and the interpreter is slow")
     monkeypatch.setitem(tolerances.TOLERANCE, torch.bfloat16, 1e-9)
     path = tmp_path / "verified.json"
     assert fulmen.lab.cli.main(["verify", "--device", DEVICE, "--quick", "--json", str(path)]) == 1
@@ -55,7 +54,8 @@ def test_the_whole_kit_has_every_decay_dtype_and_schedule():
         assert any(word in what for what in checks), word
 
 
-@pytest.mark.skipif(DEVICE == "cuda" or interpreted(), reason="there is a GPU or the interpreter")
+@pytest.mark.not_interpreted
+@pytest.mark.skipif(DEVICE == "cuda", reason="there is a GPU")
 def test_no_gpu_is_one_clear_sentence(capsys):
     assert fulmen.lab.cli.main(["verify", "--device", "cuda"]) == 1
     assert "cannot be verified on 'cuda': torch finds no CUDA or HIP device" in capsys.readouterr().err
