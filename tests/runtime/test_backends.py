@@ -10,7 +10,7 @@ import torch
 import fulmen
 from fulmen.runtime import architectures, availability
 from fulmen.runtime.architectures import architecture_of, why_unsupported
-from fulmen.runtime.backends import _BACKENDS, Backend, choose
+from fulmen.runtime.backends import _BACKENDS, Backend, _remembered, choose
 from fulmen.runtime.versions import release
 
 
@@ -72,10 +72,12 @@ def gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found[device.index])
     monkeypatch.setattr(architectures, "interpreted", lambda: False)
     monkeypatch.setattr(architectures, "triton_version", lambda: "3.7.1")
-    why_unsupported.cache_clear()
+    caches = why_unsupported, architectures._architecture_of, _remembered
+    for function in caches:
+        function.cache_clear()
     yield found
-    why_unsupported.cache_clear()
-    architectures._architecture_of.cache_clear()
+    for function in caches:
+        function.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -100,11 +100,15 @@ def backends() -> dict[str, Backend]:
 
 @cache
 def _warn_once(message: str) -> None:
-    warnings.warn(message, stacklevel=4)
+    warnings.warn(message, stacklevel=5)
 
 
 def choose(backend: str, device: torch.device, dtype: torch.dtype) -> str:
     """The backend that a call with tensors of ``dtype`` on ``device`` runs on."""
+    return _chosen(backend, device, dtype) if torch.compiler.is_compiling() else _remembered(backend, device, dtype)
+
+
+def _chosen(backend: str, device: torch.device, dtype: torch.dtype) -> str:
     if backend == "auto":
         chosen = next(name for name in _PREFERENCE if not _refusal(name, device, dtype))
         fastest = _FASTEST.get(device.type)
@@ -117,6 +121,9 @@ def choose(backend: str, device: torch.device, dtype: torch.dtype) -> str:
     if refusal := _refusal(backend, device, dtype):
         raise ValueError(f"backend {backend!r} cannot run this call: {refusal}")
     return backend
+
+
+_remembered = cache(_chosen)
 
 
 def _refusal(name: str, device: torch.device, dtype: torch.dtype) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fulmen.runtime.torch_private import any_autocast
+
 
 def state_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of states, and of all arithmetic, for inputs of ``dtype``."""
@@ -29,6 +31,8 @@ def dense(x: Tensor) -> Tensor:
 
 def autocast_enabled(x: Tensor) -> bool:
     """On the device of ``x``; some, such as meta, have no autocast."""
+    if not any_autocast():
+        return False
     device = x.device.type
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
@@ -36,7 +40,7 @@ def autocast_enabled(x: Tensor) -> bool:
 def autocast(*inputs: Tensor) -> tuple[Tensor, ...]:
     """Inputs as autocast wants them; decays and states, which keep their precision, do not come here."""
     first = inputs[0]
-    if not isinstance(first, Tensor) or not autocast_enabled(first):
+    if not any_autocast() or not isinstance(first, Tensor) or not autocast_enabled(first):
         return inputs
     dtype = torch.get_autocast_dtype(first.device.type)
     return tuple(

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+from torch.autograd import forward_ad, profiler
 
 Keep = Callable[..., None]
 
@@ -20,6 +20,49 @@ def forward_mode() -> bool:
     """Whether torch.func.jvp or its like is at work. The public way asks every tensor for its tangent; this is asked in
     every call, and takes 50 ns."""
     return getattr(forward_ad, "_current_level", 0) >= 0
+
+
+# Whether autocast is on for any device. The public way asks for one device, by name; this is asked in every call.
+any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+
+
+# ---- calls without the dispatcher ------------------------------------------------------------------------------------
+
+_PLAIN_TYPES = (Tensor, torch.nn.Parameter)  # no subclass, which may want to see the call
+
+
+def only_the_kernel_runs(args: tuple[Any, ...]) -> bool:
+    """Whether the dispatcher, handed these arguments of an op, would run the op's kernel and nothing else: no gradient,
+    no autocast, transform, mode, tracer or profiler, no tensor of a kind of its own.
+
+    The dispatcher decides by sets of keys, those of the tensors and those of the thread, and so does this.
+    """
+    if _PLAIN_KEYS is None or profiler._is_profiler_enabled or forward_mode():
+        return False
+    if torch._C._is_torch_function_mode_enabled() or any_autocast():
+        return False
+    grad = torch.is_grad_enabled()
+    keys = torch._C._dispatch_tls_local_include_set().raw_repr()
+    for x in args:
+        if isinstance(x, Tensor):
+            if type(x) not in _PLAIN_TYPES or (grad and x.requires_grad):
+                return False
+            keys |= torch._C._dispatch_keys(x).raw_repr()
+    return not keys & ~_PLAIN_KEYS
+
+
+def _plain_keys() -> int | None:
+    """The keys of ordinary tensors, and those that every thread has; None where this torch does not tell."""
+    try:
+        every_thread = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)
+        keys = torch._C._dispatch_keys(torch.empty(0, device="cpu")) | every_thread
+        torch._C._dispatch_tls_local_include_set(), torch._C._is_torch_function_mode_enabled()
+        return keys.raw_repr() if isinstance(profiler._is_profiler_enabled, bool) else None
+    except AttributeError:
+        return None
+
+
+_PLAIN_KEYS = _plain_keys()
 
 
 # ---- gradients of custom ops -----------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
@@ -135,13 +134,12 @@ def _step_fake(*args: Any) -> Tensor:
     return p.v.new_empty(p.output_shape)
 
 
-define(
+linear_attention_step = define(
     """linear_attention_step(Tensor q, Tensor k, Tensor v, Tensor(a!) state, Tensor? log_decay, Tensor? log_decay_v,
     float scale, str backend) -> Tensor""",
     _step,
     _step_fake,
 )
-linear_attention_step = torch.ops.fulmen.linear_attention_step.default
 
 
 # ---- chunk_states ----------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fulmen.ops.tpa.problem import Decode, DecodeBackend, decode_of
@@ -48,10 +47,9 @@ def _decode_fake(*args: Any) -> Tensor:
     return _result(decode_of(*call))
 
 
-define(
+tpa_decode = define(
     """tpa_decode(Tensor aq, Tensor ak, Tensor av, Tensor bq, Tensor bk, Tensor bv, float? scale, Tensor? seqlens,
     str split, str backend) -> Tensor""",
     _decode,
     _decode_fake,
 )
-tpa_decode = torch.ops.fulmen.tpa_decode.default
