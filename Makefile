@@ -41,7 +41,7 @@ test: setup
 
 # The builds of the core that this machine can run, the default first.
 BUILDS := $(RUN)/python -c 'from fulmen.runtime.core import core; print(*(core.builds if core else []))'
-NATIVE_TESTS := -k native tests/ops
+NATIVE_TESTS := -k native -m 'not one_build' tests/ops
 
 # The core's own tests, in C++, for each build.
 test-core: setup

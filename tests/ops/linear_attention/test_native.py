@@ -236,11 +236,13 @@ def workspace_per_thread(length, backward, heads=(16, 16, 16), batch=1, packed=N
     return workspace_bytes(p, backward) / torch.get_num_threads()
 
 
+@pytest.mark.one_build
 def test_workspace_does_not_grow_with_the_sequence():
     assert workspace_per_thread(131072, False) == workspace_per_thread(8192, False) < 2 << 20
     assert workspace_per_thread(32768, True) < 16 << 20
 
 
+@pytest.mark.one_build
 @pytest.mark.parametrize("heads", [(16, 16, 16), (16, 4, 4), (16, 1, 1), (1, 1, 16), (4, 6, 12)])
 def test_workspace_does_not_grow_with_the_number_of_sequences(threads, heads):
     """Heads that share inputs are in memory together, but not those of all sequences."""
@@ -254,6 +256,7 @@ def in_new_process(code, **environment):
     )
 
 
+@pytest.mark.one_build
 @pytest.mark.parametrize("build", BUILDS)
 def test_fulmen_isa_chooses_the_build(build):
     result = in_new_process("import fulmen.runtime.core; print(fulmen.runtime.core.core.isa)", FULMEN_ISA=build)
@@ -261,12 +264,14 @@ def test_fulmen_isa_chooses_the_build(build):
     assert result.stderr == ""
 
 
+@pytest.mark.one_build
 def test_an_unknown_isa_is_said_and_ignored():
     result = in_new_process("import fulmen.runtime.core; print(fulmen.runtime.core.core.isa)", FULMEN_ISA="avx9000")
     assert result.stdout.strip() in BUILDS
     assert "FULMEN_ISA=avx9000 is not among" in result.stderr
 
 
+@pytest.mark.one_build
 def test_one_openmp_for_torch_and_the_core():
     """Two copies would have two pools of threads, and torch.set_num_threads would count for one of them."""
     code = """
@@ -278,6 +283,7 @@ print(*{line.split()[-1] for line in open("/proc/self/maps") if "gomp" in line})
     assert len(in_new_process(code).stdout.split()) == (1 if core.core.openmp else 0)
 
 
+@pytest.mark.one_build
 def test_without_a_core_the_torch_backend_serves_and_says_so(tmp_path):
     """As after an install without a compiler: everything works, and one warning says why it is slower."""
     code = """

@@ -7,6 +7,8 @@ from torch._inductor.utils import run_and_get_code
 import fulmen
 from cases import ALL_DECAYS, BACKENDS, Case, differentiate, inputs, run, tensors
 
+pytestmark = pytest.mark.one_build
+
 BACKEND = pytest.mark.parametrize("backend", BACKENDS)
 FORM = pytest.mark.parametrize("decays", ["none", "head", "token", "channel+value"])
 

@@ -8,6 +8,8 @@ import fulmen
 from cases import BACKENDS
 from fulmen.ops.output_gate import torch_matmul
 
+pytestmark = pytest.mark.one_build
+
 BACKEND = pytest.mark.parametrize("backend", BACKENDS)
 OP = pytest.mark.parametrize("backend", OPS)
 SMALL = Case(queries=5, keys=7, key_size=4, value_size=3, heads=2)

@@ -10,6 +10,8 @@ from fulmen.ops.tpa.reference import naive
 from fulmen.ops.tpa.torch_factorised import factorised
 from tpa_cases import Case, assert_exact, exact, factors, options, run
 
+pytestmark = pytest.mark.one_build
+
 BACKEND = pytest.mark.parametrize("backend", BACKENDS)
 RAGGED = Case(tokens=9, key_size=4, value_size=3, key_rank=2, lengths=(9, 4))
 
