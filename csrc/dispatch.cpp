@@ -107,7 +107,17 @@ void expect_results(const fulmen_output_gate_backward_call &call) {
     prefer_huge_pages(call.dgate, p.batch, p.queries, p.heads, p.value_size);
 }
 
+void expect_results(const fulmen_causal_conv1d_forward_call &call) {
+    const fulmen_causal_conv1d_problem &p = call.problem;
+    prefer_huge_pages(call.output, p.batch, p.tokens, p.channels, 1);
+}
+void expect_results(const fulmen_causal_conv1d_backward_call &call) {
+    const fulmen_causal_conv1d_problem &p = call.problem;
+    prefer_huge_pages(call.dx, p.batch, p.tokens, p.channels, 1);
+}
+
 // They write little.
+void expect_results(const fulmen_causal_conv1d_step_call &) {}
 void expect_results(const fulmen_step_call &) {}
 void expect_results(const fulmen_tpa_decode_call &) {}
 
@@ -132,14 +142,17 @@ const char *fulmen_error_text(int64_t status) {
     switch (status) {
         case FULMEN_OK: return "no error";
         case FULMEN_BAD_VERSION: return "the struct belongs to another version of the interface";
-        case FULMEN_BAD_SIZE: return "a size is out of range (D, E and ranks must be 1 to 512, chunk_size at least 1)";
+        case FULMEN_BAD_SIZE:
+            return "a size is out of range (D, E and ranks must be 1 to 512, K 1 to 64, W at least K - 1, chunk_size "
+                   "at "
+                   "least 1)";
         case FULMEN_BAD_HEADS: return "query_heads, key_heads and value_heads must each divide heads";
         case FULMEN_BAD_DTYPE:
             return "a dtype is unknown or does not fit: inputs share one, results have it or float32";
         case FULMEN_BAD_DECAY:
             return "the form of log_decay or log_decay_v is unknown, or its gradient is requested without it";
         case FULMEN_BAD_SEQUENCES: return "cu_seqlens must rise from 0 to N, with batch = 1; lengths must be 0 to M";
-        case FULMEN_BAD_OPTION: return "schedule or split is unknown, or threads is below 1";
+        case FULMEN_BAD_OPTION: return "schedule, split or activation is unknown, or threads is below 1";
         case FULMEN_MISSING_TENSOR: return "a tensor that the call needs is absent";
         case FULMEN_BAD_STATE: return "the state must have rows or columns dense";
         case FULMEN_NO_WORKSPACE: return "no memory was found for the workspace";

@@ -27,6 +27,7 @@ extern "C" {
 
 #define FULMEN_VERSION 3
 #define FULMEN_MAX_SIZE 512 /* D and E run from 1 to this */
+#define FULMEN_MAX_WIDTH 64 /* as does K, the width of a convolution, to this */
 
 enum fulmen_dtype { FULMEN_FLOAT32 = 0, FULMEN_BFLOAT16 = 1, FULMEN_FLOAT16 = 2 };
 
@@ -243,16 +244,71 @@ typedef struct {
     fulmen_tensor dq, dk, dv, dgate; /* shaped as q, k, v, gate; q's dtype or float32 */
 } fulmen_output_gate_backward_call;
 
+/* The causal convolution of each channel with K weights of its own,
+ *
+ *     y_t = activation(bias + sum over j of weight_j u_{t-K+1+j})        u: the initial state, then x
+ *
+ * All tensors are [B, tokens, C] of any strides, where stride_head leads to the next channel; those with tokens or with
+ * channels dense are fast. A state is the last W inputs, oldest first, so a tensor with W tokens. */
+enum fulmen_activation { FULMEN_IDENTITY = 0, FULMEN_SILU = 1 };
+
+typedef struct {
+    fulmen_header header;
+    int64_t batch;             /* B; 1 when sequences are packed */
+    int64_t tokens;            /* N */
+    int64_t channels;          /* C */
+    int64_t width;             /* K */
+    int64_t state_width;       /* W, at least K - 1 */
+    int64_t sequences;         /* S, or 0 when not packed */
+    const int64_t *cu_seqlens; /* S + 1 offsets from 0 to N, non-decreasing; NULL when not packed */
+    int64_t activation;
+    fulmen_tensor x;
+    fulmen_tensor weight;        /* [1, K, C], any dtype */
+    fulmen_tensor bias;          /* optional, [1, 1, C], any dtype */
+    fulmen_tensor initial_state; /* optional, [B or S, W, C], x's dtype */
+} fulmen_causal_conv1d_problem;
+
+typedef struct {
+    fulmen_causal_conv1d_problem problem;
+    fulmen_tensor output;      /* [B, N, C], x's dtype or float32 */
+    fulmen_tensor final_state; /* optional, [B or S, W, C], x's dtype or float32 */
+} fulmen_causal_conv1d_forward_call;
+
+typedef struct {
+    fulmen_causal_conv1d_problem problem;
+    fulmen_tensor grad_output;    /* optional; this and the next three are of x's dtype or float32 */
+    fulmen_tensor grad_state;     /* optional: the gradient of the final state */
+    fulmen_tensor dx;             /* all four optional */
+    fulmen_tensor dinitial;       /* [B or S, W, C] */
+    fulmen_tensor dweight, dbias; /* float32, shaped as weight and bias */
+} fulmen_causal_conv1d_backward_call;
+
+/* One token: x and output are [B, 1, C]. The state, of any dtype, is rolled in place: x is its last token afterwards.
+ * Needs no workspace. */
+typedef struct {
+    fulmen_header header;
+    int64_t batch;
+    int64_t channels;
+    int64_t width;
+    int64_t state_width;
+    int64_t activation;
+    fulmen_tensor x, state, weight, bias;
+    fulmen_tensor output; /* x's dtype or float32 */
+} fulmen_causal_conv1d_step_call;
+
 /* Every call: fulmen_<name> takes a fulmen_<name>_call. */
-#define FULMEN_CALLS(CALL)    \
-    CALL(attention_forward)   \
-    CALL(attention_backward)  \
-    CALL(states_forward)      \
-    CALL(states_backward)     \
-    CALL(step)                \
-    CALL(tpa_decode)          \
-    CALL(output_gate_forward) \
-    CALL(output_gate_backward)
+#define FULMEN_CALLS(CALL)       \
+    CALL(attention_forward)      \
+    CALL(attention_backward)     \
+    CALL(states_forward)         \
+    CALL(states_backward)        \
+    CALL(step)                   \
+    CALL(tpa_decode)             \
+    CALL(output_gate_forward)    \
+    CALL(output_gate_backward)   \
+    CALL(causal_conv1d_forward)  \
+    CALL(causal_conv1d_backward) \
+    CALL(causal_conv1d_step)
 
 #define FULMEN_DECLARE(name) FULMEN_API int64_t fulmen_##name(const fulmen_##name##_call *call);
 FULMEN_CALLS(FULMEN_DECLARE)

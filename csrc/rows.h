@@ -108,5 +108,15 @@ static inline void gather(Rows rows, int64_t first, int64_t count, float *to) {
     });
 }
 
+// The inverse: of 16 values, one to each of `count` tokens.
+static inline void scatter(const float *from, Rows rows, int64_t first, int64_t count) {
+    with_type(rows.dtype, [&](auto type) {
+        typedef typename decltype(type)::Stored Stored;
+        Stored values[kPanel];
+        for (int v = 0; v < kPanel; v += kLanes) store_as(type, values + v, load(from + v));
+        for (int64_t r = 0; r < count; ++r) *(Stored *)rows.row(first + r) = values[r];
+    });
+}
+
 }  // namespace FULMEN_ISA
 }  // namespace fulmen

@@ -173,6 +173,55 @@ bool gate_is_right(const Kernels &kernels, int64_t dtype) {
     return true;
 }
 
+// The convolution with SiLU, once with channels and once with tokens dense: the output, dx and dw, where the gradient
+// of the output is x.
+bool convolution_is_right(const Kernels &kernels, bool dense_tokens) {
+    constexpr int64_t K = 4;
+    std::vector<float> x = numbers(N * D, 13), w = numbers(K * D, 14), y(x.size()), dx(x.size()), dw(w.size());
+    const int64_t token = dense_tokens ? 1 : D, channel = dense_tokens ? N : 1;
+    auto of_tokens = [=](std::vector<float> &v) { return fulmen_tensor{v.data(), FULMEN_FLOAT32, 0, token, channel}; };
+    auto of_taps = [](std::vector<float> &v) { return fulmen_tensor{v.data(), FULMEN_FLOAT32, 0, D, 1}; };
+    fulmen_causal_conv1d_forward_call forward = {};
+    fulmen_causal_conv1d_problem &p = forward.problem;
+    p.header = header_of(forward);
+    p.batch = 1;
+    p.tokens = N;
+    p.channels = D;
+    p.width = K;
+    p.state_width = K - 1;
+    p.activation = FULMEN_SILU;
+    p.x = of_tokens(x);
+    p.weight = of_taps(w);
+    forward.output = of_tokens(y);
+    fulmen_causal_conv1d_backward_call backward = {};
+    backward.problem = p;
+    backward.grad_output = p.x;
+    backward.dx = of_tokens(dx);
+    backward.dweight = of_taps(dw);
+    if (kernels.causal_conv1d_forward(forward) || kernels.causal_conv1d_backward(backward)) return false;
+
+    for (int64_t c = 0; c < D; ++c) {
+        auto at = [=](const std::vector<float> &v, int64_t t) { return (double)v[(size_t)(t * token + c * channel)]; };
+        double expected_dx[N] = {}, expected_dw[K] = {};
+        for (int64_t t = 0; t < N; ++t) {
+            double z = 0;
+            for (int64_t j = 0; j < K; ++j)
+                if (t - j >= 0) z += w[(size_t)((K - 1 - j) * D + c)] * at(x, t - j);
+            const double s = 1 / (1 + exp(-z)), dz = at(x, t) * s * (1 + z * (1 - s));
+            if (!close(at(y, t), z * s)) return false;
+            for (int64_t j = 0; j < K && t - j >= 0; ++j) {
+                expected_dx[t - j] += w[(size_t)((K - 1 - j) * D + c)] * dz;
+                expected_dw[K - 1 - j] += at(x, t - j) * dz;
+            }
+        }
+        for (int64_t t = 0; t < N; ++t)
+            if (!close(at(dx, t), expected_dx[t])) return false;
+        for (int64_t j = 0; j < K; ++j)
+            if (!close(dw[(size_t)(j * D + c)], expected_dw[j])) return false;
+    }
+    return true;
+}
+
 bool attention_is_right(const Kernels &kernels) {
     std::vector<float> q = numbers(N * D, 1), k = numbers(N * D, 2), v = numbers(N * E, 3), g = numbers(N * E, 4);
     std::vector<float> log_decay = numbers(N * D, 5);
@@ -233,7 +282,8 @@ bool attention_is_right(const Kernels &kernels) {
 
 bool self_check(const Kernels &kernels) {
     return attention_is_right(kernels) && tpa_decode_is_right(kernels) && gate_is_right(kernels, FULMEN_FLOAT32) &&
-           gate_is_right(kernels, FULMEN_BFLOAT16);
+           gate_is_right(kernels, FULMEN_BFLOAT16) && convolution_is_right(kernels, false) &&
+           convolution_is_right(kernels, true);
 }
 
 }  // namespace fulmen

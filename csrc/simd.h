@@ -111,6 +111,12 @@ FULMEN_INLINE Vec exp_of_negative(Vec x) {
     return select(x < lowest, Vec{}, p * power);
 }
 
+// 1 / (1 + e^-x).
+FULMEN_INLINE Vec sigmoid(Vec x) {
+    const Vec e = exp_of_negative(select(x < Vec{}, x, -x));
+    return select(x < Vec{}, e, broadcast(1.0f)) / (1.0f + e);
+}
+
 // ---- storage types ----
 
 struct Float32 {

@@ -16,9 +16,11 @@ struct Sequence {
     int64_t state;  // whose states
 };
 
-FULMEN_INLINE int64_t sequences_of(const fulmen_problem &p) { return p.cu_seqlens ? p.sequences : p.batch; }
+template <class Problem> FULMEN_INLINE int64_t sequences_of(const Problem &p) {
+    return p.cu_seqlens ? p.sequences : p.batch;
+}
 
-FULMEN_INLINE Sequence sequence(const fulmen_problem &p, int64_t s) {
+template <class Problem> FULMEN_INLINE Sequence sequence(const Problem &p, int64_t s) {
     if (p.cu_seqlens) return {0, p.cu_seqlens[s], p.cu_seqlens[s + 1] - p.cu_seqlens[s], s};
     return {s, 0, p.tokens, s};
 }

@@ -22,6 +22,15 @@ int64_t invalid_decays(int64_t form, const fulmen_tensor &log_decay, int64_t for
     return FULMEN_OK;
 }
 
+// Of packed sequences, if they are.
+template <class Problem> bool are_sequences(const Problem &p) {
+    if (!p.cu_seqlens) return true;
+    if (p.batch != 1 || p.sequences < 0 || p.cu_seqlens[0] != 0 || p.cu_seqlens[p.sequences] != p.tokens) return false;
+    for (int64_t s = 0; s < p.sequences; ++s)
+        if (p.cu_seqlens[s + 1] < p.cu_seqlens[s]) return false;
+    return true;
+}
+
 int64_t invalid_problem(const fulmen_problem &p, bool has_query) {
     if (p.batch < 0 || p.tokens < 0 || p.heads < 1 || !is_size(p.key_size) || !is_size(p.value_size))
         return FULMEN_BAD_SIZE;
@@ -30,12 +39,7 @@ int64_t invalid_problem(const fulmen_problem &p, bool has_query) {
     if (!is_dtype(p.k.dtype) || p.v.dtype != p.k.dtype || (has_query && p.q.dtype != p.k.dtype))
         return FULMEN_BAD_DTYPE;
     if (p.schedule < FULMEN_AUTO || p.schedule > FULMEN_RECOMPUTE) return FULMEN_BAD_OPTION;
-    if (p.cu_seqlens) {
-        if (p.batch != 1 || p.sequences < 0 || p.cu_seqlens[0] != 0 || p.cu_seqlens[p.sequences] != p.tokens)
-            return FULMEN_BAD_SEQUENCES;
-        for (int64_t s = 0; s < p.sequences; ++s)
-            if (p.cu_seqlens[s + 1] < p.cu_seqlens[s]) return FULMEN_BAD_SEQUENCES;
-    }
+    if (!are_sequences(p)) return FULMEN_BAD_SEQUENCES;
     if (const int64_t status = invalid_decays(p.decay_form, p.log_decay, p.decay_v_form, p.log_decay_v)) return status;
     if (!is_float32(p.initial_state)) return FULMEN_BAD_DTYPE;
     if (p.batch == 0 || p.tokens == 0) return FULMEN_OK;
@@ -155,6 +159,49 @@ int64_t invalid(const fulmen_output_gate_backward_call &call) {
     const bool keys = call.dk.data && call.dv.data;
     const bool complete = (queries || p.queries == 0) && (keys || p.keys == 0);
     return complete || p.batch == 0 ? FULMEN_OK : FULMEN_MISSING_TENSOR;
+}
+
+namespace {
+
+template <class Call> int64_t invalid_convolution(const Call &c) {
+    if (c.batch < 0 || c.channels < 1 || c.width < 1 || c.width > FULMEN_MAX_WIDTH || c.state_width < c.width - 1)
+        return FULMEN_BAD_SIZE;
+    if (!is_dtype(c.x.dtype) || !is_dtype(c.weight.dtype) || (c.bias.data && !is_dtype(c.bias.dtype)))
+        return FULMEN_BAD_DTYPE;
+    if (c.activation != FULMEN_IDENTITY && c.activation != FULMEN_SILU) return FULMEN_BAD_OPTION;
+    return c.weight.data || c.batch == 0 ? FULMEN_OK : FULMEN_MISSING_TENSOR;
+}
+
+int64_t invalid_convolution_of_sequences(const fulmen_causal_conv1d_problem &p) {
+    if (const int64_t status = invalid_convolution(p)) return status;
+    if (p.tokens < 0) return FULMEN_BAD_SIZE;
+    if (!are_sequences(p)) return FULMEN_BAD_SEQUENCES;
+    if (p.initial_state.data && p.initial_state.dtype != p.x.dtype) return FULMEN_BAD_DTYPE;
+    return p.x.data || p.batch == 0 || p.tokens == 0 ? FULMEN_OK : FULMEN_MISSING_TENSOR;
+}
+
+}  // namespace
+
+int64_t invalid(const fulmen_causal_conv1d_forward_call &call) {
+    const fulmen_causal_conv1d_problem &p = call.problem;
+    if (const int64_t status = invalid_convolution_of_sequences(p)) return status;
+    if (!fits(call.output, p.x.dtype) || !fits(call.final_state, p.x.dtype)) return FULMEN_BAD_DTYPE;
+    return call.output.data || p.batch == 0 || p.tokens == 0 ? FULMEN_OK : FULMEN_MISSING_TENSOR;
+}
+
+int64_t invalid(const fulmen_causal_conv1d_backward_call &call) {
+    const fulmen_causal_conv1d_problem &p = call.problem;
+    if (const int64_t status = invalid_convolution_of_sequences(p)) return status;
+    for (const fulmen_tensor *x : {&call.grad_output, &call.grad_state, &call.dx, &call.dinitial})
+        if (!fits(*x, p.x.dtype)) return FULMEN_BAD_DTYPE;
+    return is_float32(call.dweight) && is_float32(call.dbias) ? FULMEN_OK : FULMEN_BAD_DTYPE;
+}
+
+int64_t invalid(const fulmen_causal_conv1d_step_call &call) {
+    if (const int64_t status = invalid_convolution(call)) return status;
+    if (!is_dtype(call.state.dtype) || !fits(call.output, call.x.dtype)) return FULMEN_BAD_DTYPE;
+    const bool complete = call.x.data && call.output.data && (call.state.data || call.state_width == 0);
+    return complete || call.batch == 0 ? FULMEN_OK : FULMEN_MISSING_TENSOR;
 }
 
 }  // namespace fulmen

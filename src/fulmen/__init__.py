@@ -1,5 +1,6 @@
 """Fulmen: linear-attention operators that are fast on whatever device the tensors are on."""
 
+from fulmen.ops.causal_conv1d import causal_conv1d, causal_conv1d_step
 from fulmen.ops.linear_attention import chunk_states, linear_attention, linear_attention_step
 from fulmen.ops.output_gate import output_gated_attention
 from fulmen.ops.tpa import TPACache, tpa_decode
@@ -12,6 +13,8 @@ __all__ = [
     "TPACache",
     "__version__",
     "backends",
+    "causal_conv1d",
+    "causal_conv1d_step",
     "chunk_states",
     "linear_attention",
     "linear_attention_step",

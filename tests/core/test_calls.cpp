@@ -330,6 +330,86 @@ void check_output_gate_backward() {
     }
 }
 
+// What the whole and the step have in common: access(call) is where.
+template <class Call, class Access> void check_convolution(Valid<Call> &x, Access access) {
+    auto &p = access(x.call);
+    p.header = valid_header<Call>();
+    p.batch = 1;
+    p.channels = 5;
+    p.width = 4;
+    p.state_width = 3;
+    p.x = kHalves;
+    p.weight = p.bias = kFloats;
+
+    check_header(x);
+    REFUSES(x, FULMEN_BAD_SIZE, access(call).batch = -1);
+    REFUSES(x, FULMEN_BAD_SIZE, access(call).channels = 0);
+    REFUSES(x, FULMEN_BAD_SIZE, access(call).width = 0);
+    REFUSES(x, FULMEN_BAD_SIZE, access(call).width = FULMEN_MAX_WIDTH + 1);
+    REFUSES(x, FULMEN_BAD_SIZE, access(call).state_width = 2);
+    REFUSES(x, FULMEN_BAD_OPTION, access(call).activation = FULMEN_SILU + 1);
+    for (auto wrong : {&access(x.call).x, &access(x.call).weight, &access(x.call).bias}) {
+        const fulmen_tensor before = *wrong;
+        *wrong = kUnknown;
+        REFUSES(x, FULMEN_BAD_DTYPE, (void)call);
+        *wrong = before;
+    }
+    REFUSES(x, FULMEN_MISSING_TENSOR, access(call).x.data = nullptr);
+    REFUSES(x, FULMEN_MISSING_TENSOR, access(call).weight.data = nullptr);
+    TAKES(x, access(call).bias.data = nullptr);
+}
+
+template <class Call> void check_convolution_of_sequences(Valid<Call> &x) {
+    static const int64_t bounds[] = {0, 2, 2, 6}, falling[] = {0, 3, 2, 6}, early[] = {0, 2, 2, 5};
+    fulmen_causal_conv1d_problem &p = x.call.problem;
+    p.tokens = 6;
+    p.initial_state = kHalves;
+    check_convolution(x, [](auto &call) -> auto & { return call.problem; });
+    REFUSES(x, FULMEN_BAD_SIZE, call.problem.tokens = -1);
+    REFUSES(x, FULMEN_BAD_DTYPE, call.problem.initial_state = kFloats);
+    p.cu_seqlens = bounds;
+    p.sequences = 3;
+    TAKES(x, (void)call);
+    REFUSES(x, FULMEN_BAD_SEQUENCES, call.problem.batch = 2);
+    for (const int64_t *wrong : {falling, early}) REFUSES(x, FULMEN_BAD_SEQUENCES, call.problem.cu_seqlens = wrong);
+}
+
+void check_causal_conv1d_forward() {
+    auto x = VALID(causal_conv1d_forward);
+    x.call.output = x.call.final_state = kHalves;
+    check_convolution_of_sequences(x);
+    REFUSES(x, FULMEN_BAD_DTYPE, call.output = kWrong);
+    REFUSES(x, FULMEN_BAD_DTYPE, call.final_state = kWrong);
+    REFUSES(x, FULMEN_MISSING_TENSOR, call.output.data = nullptr);
+    TAKES(x, call.final_state.data = nullptr);
+}
+
+void check_causal_conv1d_backward() {
+    typedef fulmen_causal_conv1d_backward_call Call;
+    auto x = VALID(causal_conv1d_backward);
+    x.call.grad_output = x.call.grad_state = x.call.dx = x.call.dinitial = kHalves;
+    x.call.dweight = x.call.dbias = kFloats;
+    check_convolution_of_sequences(x);
+    for (auto gradient :
+         {&Call::grad_output, &Call::grad_state, &Call::dx, &Call::dinitial, &Call::dweight, &Call::dbias}) {
+        REFUSES(x, FULMEN_BAD_DTYPE, call.*gradient = kWrong);
+        TAKES(x, (call.*gradient).data = nullptr);
+    }
+    REFUSES(x, FULMEN_BAD_DTYPE, call.dweight = kHalves);
+}
+
+void check_causal_conv1d_step() {
+    auto x = VALID(causal_conv1d_step);
+    x.call.state = kFloats;
+    x.call.output = kHalves;
+    check_convolution(x, [](auto &call) -> auto & { return call; });
+    REFUSES(x, FULMEN_BAD_DTYPE, call.state = kUnknown);
+    REFUSES(x, FULMEN_BAD_DTYPE, call.output = kWrong);
+    REFUSES(x, FULMEN_MISSING_TENSOR, call.state.data = nullptr);
+    REFUSES(x, FULMEN_MISSING_TENSOR, call.output.data = nullptr);
+    TAKES(x, (call.batch = 0, call.state.data = nullptr));
+}
+
 // The builds: this program has one.
 void check_builds() {
     CHECK(fulmen_isa_count() == 1 && strcmp(fulmen_isa_name(0), "baseline") == 0, "%s", fulmen_isa_name(0));

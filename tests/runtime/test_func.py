@@ -12,6 +12,9 @@ OPERATORS = {
         q, k, v, log_decay=-(v[0, 0, :, 0] ** 2), backend=backend
     ),
     "chunk_states": lambda q, k, v, backend: fulmen.chunk_states(q * k, v, chunk_size=2, backend=backend),
+    "causal_conv1d": lambda q, k, v, backend: fulmen.causal_conv1d(
+        (q * k).flatten(2), v[0, :2].flatten(1).T, activation="silu", backend=backend
+    ),
     "output_gated_attention": lambda q, k, v, backend: fulmen.output_gated_attention(q, k, v, v, backend=backend),
 }
 pytestmark = [

@@ -93,11 +93,12 @@ def check_inputs(layout: str, **inputs: Tensor) -> None:
             raise ValueError(f"{name} must have a last dimension of 1 to {MAX_SIZE}; got shape {list(x.shape)}")
 
 
-def check_tensor(name: str, x: Tensor, like: Tensor) -> None:
+def check_tensor(name: str, x: Tensor, like: Tensor, whose: str = "q, k and v") -> None:
+    """A tensor on the device of ``like``; ``whose`` that is, for the message."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor or None; got {type(x).__name__}")
     if x.device != like.device:
-        raise ValueError(f"{name} must be on the device of q, k and v, {like.device}; got {x.device}")
+        raise ValueError(f"{name} must be on the device of {whose}, {like.device}; got {x.device}")
     if x.layout != torch.strided:
         raise TypeError(f"{name} must be a dense tensor; got layout {x.layout}")
 
@@ -120,6 +121,11 @@ def check_count(name: str, count: int) -> None:
         raise TypeError(f"{name} must be an integer; got {count!r}")
     if count < 1:
         raise ValueError(f"{name} must be at least 1; got {count}")
+
+
+def check_flag(name: str, flag: bool) -> None:
+    if not isinstance(flag, bool):
+        raise TypeError(f"{name} must be True or False; got {flag!r}")
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

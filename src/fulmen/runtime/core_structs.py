@@ -202,11 +202,56 @@ OUTPUT_GATE_BACKWARD = Struct(
     dv=TENSOR,
     dgate=TENSOR,
 )
+CAUSAL_CONV1D_PROBLEM = Struct(
+    "causal_conv1d_problem",
+    header=HEADER,
+    batch=INTEGER,
+    tokens=INTEGER,
+    channels=INTEGER,
+    width=INTEGER,
+    state_width=INTEGER,
+    sequences=INTEGER,
+    cu_seqlens=POINTER,
+    activation=INTEGER,
+    x=TENSOR,
+    weight=TENSOR,
+    bias=TENSOR,
+    initial_state=TENSOR,
+)
+CAUSAL_CONV1D_FORWARD = Struct(
+    "causal_conv1d_forward_call", problem=CAUSAL_CONV1D_PROBLEM, output=TENSOR, final_state=TENSOR
+)
+CAUSAL_CONV1D_BACKWARD = Struct(
+    "causal_conv1d_backward_call",
+    problem=CAUSAL_CONV1D_PROBLEM,
+    grad_output=TENSOR,
+    grad_state=TENSOR,
+    dx=TENSOR,
+    dinitial=TENSOR,
+    dweight=TENSOR,
+    dbias=TENSOR,
+)
+CAUSAL_CONV1D_STEP = Struct(
+    "causal_conv1d_step_call",
+    header=HEADER,
+    batch=INTEGER,
+    channels=INTEGER,
+    width=INTEGER,
+    state_width=INTEGER,
+    activation=INTEGER,
+    x=TENSOR,
+    state=TENSOR,
+    weight=TENSOR,
+    bias=TENSOR,
+    output=TENSOR,
+)
 
 # The header's constants that Python uses, without their prefix FULMEN_.
 _DTYPES = ("FLOAT32", "BFLOAT16", "FLOAT16")
 _DECAYS = ("DECAY_NONE", "DECAY_HEAD", "DECAY_TOKEN", "DECAY_CHANNEL")
 _SCHEDULES = ("AUTO", "RECURRENT", "LOOP", "PARALLEL", "RECOMPUTE")
 _SPLITS = ("SPLIT_AUTO", "SPLIT_BATCH", "SPLIT_HEAD", "SPLIT_SEQUENCE")
-CODES = {name: code for names in (_DTYPES, _DECAYS, _SCHEDULES, _SPLITS) for code, name in enumerate(names)}
+_ACTIVATIONS = ("IDENTITY", "SILU")
+_ENUMS = (_DTYPES, _DECAYS, _SCHEDULES, _SPLITS, _ACTIVATIONS)
+CODES = {name: code for names in _ENUMS for code, name in enumerate(names)}
 CODES |= {"VERSION": 3, "OK": 0, "GROWS": -1, "BAD_SEQUENCES": 6, "NO_WORKSPACE": 10}

@@ -19,6 +19,7 @@ pytest.importorskip("triton")
         ("dk", "learnable head", "gfx942", "fulmen_linear_attention_dk_head_decay_and_gradient"),
         ("tpa merge", "none", "sm_90", "fulmen_tpa_merge"),
         ("gate dkv", "none", "sm_80", "fulmen_output_gate_dkv"),
+        ("conv step", "none", "sm_80", "fulmen_causal_conv1d_step_silu"),
     ],
 )
 def test_compiled_code_carries_the_name(label, decay, arch, name, tmp_path, monkeypatch):

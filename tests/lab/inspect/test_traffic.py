@@ -17,10 +17,12 @@ pytest.importorskip("triton")
 COUNT = """
 import json, sys, torch
 from fulmen.runtime.architectures import ARCHITECTURES, interpreted
+from fulmen.lab.operators.causal_conv1d import workloads as workloads_conv
 from fulmen.lab.operators.output_gate import workloads as workloads_gate
 from fulmen.lab.operators.tpa import workloads as workloads_tpa
 from fulmen.lab.operators.linear_attention.workloads import attention, gradients, _backend
 from fulmen.ops.chunks.decay_form import Decays
+from fulmen.ops.causal_conv1d.problem import Step
 from fulmen.ops.output_gate.problem import Gated, Kept
 
 size = dict(key_size=16, value_size=40, batch=1, length=144, heads=1)
@@ -42,6 +44,13 @@ def calls(run):
     output = torch.zeros(p.output_shape, dtype=torch.bfloat16)
     for split in ("batch", "head", "sequence"):
         counts[f"tpa {split}"] = run(lambda: workloads_tpa._backend.forward(p._replace(split=split), output))
+
+    p = workloads_conv.call(torch.bfloat16, 70, batch=1, length=300)
+    output, grads = torch.zeros_like(p.x), workloads_conv.gradients(p)
+    counts["conv forward"] = run(lambda: workloads_conv._backend.forward(p, output, p.initial_state))
+    counts["conv backward"] = run(lambda: workloads_conv._backend.backward(p, p.x, p.initial_state, grads))
+    step = Step(p.x[:, 0], p.initial_state, p.weight, p.bias, "silu")
+    counts["conv step"] = run(lambda: workloads_conv._backend.step(step, output[:, 0]))
 
 if interpreted():
     from triton.runtime.interpreter import InterpreterBuilder as builder

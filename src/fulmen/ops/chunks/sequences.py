@@ -9,9 +9,10 @@ from fulmen.runtime.checks import check_tensor
 from fulmen.runtime.tensors import state_dtype
 
 
-def check_cu_seqlens(cu_seqlens: Tensor, q: Tensor) -> None:
-    """All but its values, which :func:`packed_bounds` checks where a backend needs them anyway."""
-    check_tensor("cu_seqlens", cu_seqlens, q)
+def check_cu_seqlens(cu_seqlens: Tensor, like: Tensor, whose: str = "q, k and v") -> None:
+    """All but its values, which :func:`packed_bounds` checks where a backend needs them anyway. ``like`` is an input,
+    and ``whose`` it is, for the message."""
+    check_tensor("cu_seqlens", cu_seqlens, like, whose)
     if cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"cu_seqlens must be int32 or int64; got {cu_seqlens.dtype}")
     if cu_seqlens.ndim != 1 or cu_seqlens.shape[0] < 2:
@@ -19,8 +20,9 @@ def check_cu_seqlens(cu_seqlens: Tensor, q: Tensor) -> None:
             f"cu_seqlens must have one dimension and at least 2 entries, [sequences + 1]; got shape "
             f"{list(cu_seqlens.shape)}"
         )
-    if q.shape[0] != 1:
-        raise ValueError(f"q, k and v must have B = 1 with cu_seqlens (sequences are packed along N); got {q.shape[0]}")
+    if like.shape[0] != 1:
+        got = like.shape[0]
+        raise ValueError(f"{whose} must have B = 1 with cu_seqlens (sequences are packed along N); got {got}")
 
 
 def packed_bounds(cu_seqlens: Tensor, length: int) -> list[int]:

@@ -37,7 +37,15 @@ def check_state(name: str, state: Tensor, letters: str, shape: tuple[int, ...], 
 
 
 def check_updatable(state: Tensor, like: Tensor) -> None:
-    """A step updates the state in place: every element must have its own place in memory, D or E dense."""
+    """A step updates the state ``[B, H, D, E]`` in place, and sweeps D or E, whichever is dense."""
+    check_in_place(state, like)
+    strides, sizes = state.stride(), state.shape
+    if not any(strides[i] == 1 or sizes[i] == 1 for i in (2, 3)):
+        raise ValueError(f"state must be dense (stride 1) along D or along E; got strides {list(strides)}")
+
+
+def check_in_place(state: Tensor, like: Tensor) -> None:
+    """A step updates the state in place: every element must have its own place in memory."""
     if (state.dtype == torch.float64) != (like.dtype == torch.float64):
         allowed = "float64" if like.dtype == torch.float64 else "float32, bfloat16 or float16"
         raise TypeError(f"state must be {allowed} for {like.dtype} inputs; got {state.dtype}")
@@ -53,5 +61,15 @@ def check_updatable(state: Tensor, like: Tensor) -> None:
             )
     if not torch.compiler.is_compiling() and state.is_neg():
         raise ValueError("state must not be a lazily negated view; pass state.resolve_neg()")
-    if not any(strides[i] == 1 or sizes[i] == 1 for i in (2, 3)):
-        raise ValueError(f"state must be dense (stride 1) along D or along E; got strides {list(strides)}")
+
+
+def refuse_gradients(step: str, trained: str, inputs: dict[str, Tensor | None]) -> None:
+    """A step has no gradient; ``trained`` is the operator that has one."""
+    if not torch.is_grad_enabled():
+        return
+    for name, x in inputs.items():
+        if x is not None and x.requires_grad:
+            raise ValueError(
+                f"{name} must not require grad: {step} updates the state in place and has no gradient; call it under "
+                f"torch.no_grad(), or use {trained} to train"
+            )

@@ -6,13 +6,12 @@ that would break torch.compile and synchronise a GPU.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from fulmen.ops.chunks.decay_form import KEY_FORMS, VALUE_FORMS, DecayForm
 from fulmen.ops.chunks.sequences import check_cu_seqlens, shared_heads
-from fulmen.ops.chunks.validation import check_decay, check_state, check_updatable
-from fulmen.runtime.checks import check_choice, check_count, check_inputs, check_scale, once_per_signature
+from fulmen.ops.chunks.validation import check_decay, check_state, check_updatable, refuse_gradients
+from fulmen.runtime.checks import check_choice, check_count, check_flag, check_inputs, check_scale, once_per_signature
 
 SCHEDULES = ("auto", "recurrent", "loop", "parallel", "recompute")
 
@@ -36,8 +35,7 @@ def check_attention(
     check_decay("log_decay", log_decay, k, heads, KEY_FORMS)
     check_decay("log_decay_v", log_decay_v, v, heads, VALUE_FORMS, "E")
     check_scale(scale)
-    if not isinstance(return_state, bool):
-        raise TypeError(f"return_state must be True or False; got {return_state!r}")
+    check_flag("return_state", return_state)
     check_choice("schedule", schedule, SCHEDULES)
     letters, states = "[B, H, D, E]", q.shape[0]
     if cu_seqlens is not None:
@@ -91,14 +89,8 @@ def check_step(
     check_decay("log_decay", log_decay, k, heads, KEY_FORMS)
     check_decay("log_decay_v", log_decay_v, v, heads, VALUE_FORMS, "E")
     check_scale(scale)
-    if torch.is_grad_enabled():
-        inputs = {"q": q, "k": k, "v": v, "state": state, "log_decay": log_decay, "log_decay_v": log_decay_v}
-        for name, x in inputs.items():
-            if x is not None and x.requires_grad:
-                raise ValueError(
-                    f"{name} must not require grad: linear_attention_step updates the state in place and has no "
-                    "gradient; call it under torch.no_grad(), or use linear_attention to train"
-                )
+    inputs = {"q": q, "k": k, "v": v, "state": state, "log_decay": log_decay, "log_decay_v": log_decay_v}
+    refuse_gradients("linear_attention_step", "linear_attention", inputs)
 
 
 def check_key_size(q: Tensor, k: Tensor) -> None:
