@@ -1,0 +1,1 @@
+"""Fulmen inside other libraries' models."""

@@ -1,0 +1,51 @@
+"""Which functions of transformers' files are ours, and which we leave alone.
+
+One line here covers a function in every model that calls it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from fulmen.integrations.transformers import convolution, mamba2, minimax
+
+OURS: Mapping[str, Callable[..., Any]] = {
+    function.__name__: function
+    for function in (
+        convolution.causal_conv1d_fn,
+        convolution.causal_conv1d_update,
+        mamba2.mamba2_chunk_scan,
+        mamba2.mamba2_selective_state_update,
+        mamba2.mamba2_split_conv1d_scan_combined,
+    )
+}
+
+# Forwards that compute a recurrence in place of calling a function, by the name of their class.
+OUR_FORWARDS: Mapping[str, Callable[..., Any]] = {"MiniMaxLightningAttention": minimax.lightning_attention}
+
+_MAMBA1 = "Mamba-1's recurrence: Fulmen has no operator for it"
+_DELTA_RULE = "the delta rule: Fulmen has no operator for it yet"
+LEFT_ALONE: Mapping[str, str] = {
+    "mamba_selective_scan": _MAMBA1,
+    "mamba_selective_state_update": _MAMBA1,
+    "mamba_inner_fn": _MAMBA1,
+    "torch_chunk_gated_delta_rule": _DELTA_RULE,
+    "torch_recurrent_gated_delta_rule": _DELTA_RULE,
+    "chunk_kimi_delta_attention": _DELTA_RULE,
+    "recurrent_kimi_delta_attention": _DELTA_RULE,
+}
+
+
+def is_dispatched(value: Any) -> bool:
+    """Whether transformers may serve this function from a package or a kernel: what a mixer's sequences go through."""
+    return hasattr(type(value), "kernel_layer_name") or (inspect.isfunction(value) and hasattr(value, "__wrapped__"))
+
+
+def same_arguments(ours: Callable[..., Any], theirs: Any) -> bool:
+    # With the kernels package a function is a module with its signature on forward.
+    theirs = type(theirs).forward.__get__(theirs) if isinstance(theirs, nn.Module) else theirs
+    return [*inspect.signature(ours).parameters] == [*inspect.signature(theirs).parameters]

@@ -1,0 +1,79 @@
+"""Models that lose on the way what says where packed sequences start.
+
+Each function here makes a forward for one class, which calls the class's own and hands on what that drops.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from transformers.masking_utils import create_causal_mask
+
+from fulmen.integrations.transformers.packing import packed
+
+Forward = Callable[..., Any]
+
+
+def mamba2_for_causal_lm(forward: Forward) -> Forward:
+    """Mamba2ForCausalLM calls its backbone without the keyword arguments that it does not know."""
+
+    @functools.wraps(forward)
+    def handing_on(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        sequences = packed(kwargs)
+        if not sequences:
+            return forward(self, *args, **kwargs)
+        return forward(_With(self, backbone=functools.partial(self.backbone, **sequences)), *args, **kwargs)
+
+    return handing_on
+
+
+def granite_moe_hybrid_model(forward: Forward) -> Forward:
+    """GraniteMoeHybridModel makes the mask of its softmax attention without the positions, from which transformers knows
+    sequences apart."""
+
+    @functools.wraps(forward)
+    def handing_on(
+        self: nn.Module,
+        input_ids: Any = None,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        past_key_values: Any = None,
+        inputs_embeds: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        if packed(kwargs) and attention_mask is None and position_ids is not None:
+            if inputs_embeds is None:
+                input_ids, inputs_embeds = None, self.embed_tokens(input_ids)
+            mask = create_causal_mask(self.config, inputs_embeds, None, past_key_values, position_ids=position_ids)
+            attention_mask = {"full_attention": mask, "linear_attention": None}
+        return forward(
+            self,
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            **kwargs,
+        )
+
+    return handing_on
+
+
+class _With:
+    """A module with other attributes, for the time of a call."""
+
+    def __init__(self, module: nn.Module, **attributes: Any) -> None:
+        self._module = module
+        self.__dict__.update(attributes)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+HANDING_ON = {
+    "Mamba2ForCausalLM": mamba2_for_causal_lm,
+    "GraniteMoeHybridModel": granite_moe_hybrid_model,
+}

@@ -1,0 +1,80 @@
+"""MiniMax's lightning attention: transformers computes it inside one forward, so the forward is ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, DynamicLayer
+
+import fulmen
+from fulmen.integrations.transformers.packing import Packing
+
+
+def lightning_attention(
+    self: nn.Module,
+    hidden_states: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+    attention_mask: Tensor | None,
+    past_key_values: Cache | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """The forward of a MiniMaxLightningAttention: prefill, decoding and continuation are one call.
+
+    Returns the output ``[B, N, C]`` and the state ``[B, H, D, D]`` in the dtype of the values.
+    """
+    qkv = self.act_fn(self.qkv_proj(hidden_states))
+    if attention_mask is not None:
+        qkv = qkv * attention_mask.unsqueeze(-1).to(qkv.dtype)
+    q, k, v = qkv.unflatten(-1, (self.num_attention_heads, 3 * self.head_dim)).split(self.head_dim, dim=-1)
+    state = None if past_key_values is None else past_key_values.get_linear_cache(self.layer_idx)
+
+    packing = Packing.of(kwargs, *qkv.shape[:2])
+    if packing is not None:
+        q, k, v = (packing.flat(x) for x in (q, k, v))
+        state = packing.entering(state)
+    output, state = fulmen.linear_attention(
+        q,
+        k,
+        v,
+        log_decay=-self.slope_rate.flatten(),
+        scale=1.0,
+        initial_state=state,
+        return_state=True,
+        cu_seqlens=None if packing is None else packing.cu_seqlens,
+    )
+    if packing is not None:
+        output, state = packing.rows_of(output), packing.leaving(state)
+
+    output = torch.sigmoid(self.output_gate(hidden_states)) * self.norm(output.flatten(2))
+    state = state.to(v.dtype)
+    if past_key_values is not None:
+        _keep(past_key_values, self.layer_idx, state, tokens=qkv.shape[1])
+    return self.out_proj(output), state
+
+
+def _keep(cache: Any, layer_idx: int, state: Tensor, tokens: int) -> None:
+    """The state, and how many tokens it has seen: transformers counts the tokens of layer 0, which has no keys to count
+    if it is a lightning layer, and so masks and positions of a continuation are wrong there."""
+    cache.set_linear_cache(layer_idx, state)
+    while len(cache.layers) <= layer_idx:
+        cache.layers.append(DynamicLayer())
+    if not isinstance(cache.layers[layer_idx], LightningCacheLayer):
+        cache.layers[layer_idx] = LightningCacheLayer(cache.linear_cache, layer_idx)
+    cache.layers[layer_idx].tokens += tokens
+
+
+class LightningCacheLayer(DynamicLayer):
+    """In the place of a MiniMaxCache's layer that has no keys: the tokens that its state in ``states`` has seen."""
+
+    def __init__(self, states: list[Tensor], layer_idx: int) -> None:
+        super().__init__()
+        self.states, self.layer_idx, self.tokens = states, layer_idx, 0
+
+    def get_seq_length(self) -> int:
+        return self.tokens
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        state = self.states[self.layer_idx]
+        self.states[self.layer_idx] = state.index_select(0, beam_idx.to(state.device))
