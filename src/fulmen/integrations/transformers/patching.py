@@ -91,7 +91,7 @@ class Patch:
         state = "" if self._modules or not self._patched else ", undone"
         lines = [f"{count} x {name}: {', '.join(what)}" for (name, what), count in self._patched.items()]
         lines += [f"{count} x {name}: patched before" for (name, _), count in self._before.items()]
-        lines += [f"{count} x {name} left alone: {why}" for (name, why), count in self._left_alone.items()]
+        lines += [f"{count} x {name}, left alone: {why}" for (name, why), count in self._left_alone.items()]
         return "\n  ".join([f"<Fulmen in {self._model}{state}>", *(lines or ["nothing that Fulmen computes"])])
 
 
@@ -107,17 +107,19 @@ def _our_forward(cls: type[nn.Module]) -> tuple[Callable[..., Any] | None, tuple
             return None, (), ("its forward takes other arguments than Fulmen knows",)
         return or_original(ours, theirs, packs=True), (ours.__name__,), ()
 
-    functions, reasons = {}, []
+    functions: dict[str, Any] = {}
+    left_alone: dict[str, list[str]] = {}
     for name, function in rebinding.called(theirs):
         if name in OURS and same_arguments(OURS[name], function):
             functions[name] = function
         elif name in OURS:
-            reasons.append(f"{name} takes other arguments than Fulmen knows")
+            left_alone.setdefault("takes other arguments than Fulmen knows", []).append(name)
         elif name in LEFT_ALONE:
-            reasons.append(f"{name}: {LEFT_ALONE[name]}")
+            left_alone.setdefault(LEFT_ALONE[name], []).append(name)
+    reasons = tuple(f"{', '.join(names)} ({reason})" for reason, names in left_alone.items())
     if not functions:
-        return None, (), tuple(reasons)
+        return None, (), reasons
     # A mixer with a function that is not ours cannot keep packed sequences apart.
     packs = all(name in functions for name, function in rebinding.called(theirs) if is_dispatched(function))
     replaced = {name: or_original(OURS[name], function, packs=packs) for name, function in functions.items()}
-    return rebinding.with_globals(theirs, replaced), tuple(functions), tuple(reasons)
+    return rebinding.with_globals(theirs, replaced), tuple(functions), reasons
