@@ -136,10 +136,21 @@ CONFIGS = {
 }
 
 
+MAMBA2 = ("Mamba2", "Bamba", "FalconH1", "GraniteMoeHybrid", "NemotronH", "Zamba2")
+
+
 def build(name, **changes):
     """A model of this family, the same at each call."""
-    config = getattr(transformers, f"{name}Config")
-    config = getattr(transformers, f"{name}TextConfig", config)
-    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}TextConfig", None) or getattr(transformers, f"{name}Config")
     model = getattr(transformers, f"{name}ForCausalLM", None) or getattr(transformers, f"{name}TextModel")
+    torch.manual_seed(0)
     return model(config(**{**SHARED, **CONFIGS[name], **changes})).eval()
+
+
+def tokens(*shape, seed=1):
+    return torch.randint(2, SHARED["vocab_size"], shape, generator=torch.Generator().manual_seed(seed))
+
+
+def relative(a, b):
+    """How far a is from b, in parts of b's largest magnitude."""
+    return ((a - b).abs().max() / b.abs().max()).item()

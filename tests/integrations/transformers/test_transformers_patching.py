@@ -1,0 +1,267 @@
+"""Patching touches one model, and undoing it leaves nothing."""
+
+import copy
+import runpy
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+
+from fulmen.integrations.transformers import patch, stepping_aside  # noqa: E402
+from fulmen.integrations.transformers.mamba2 import mamba2_selective_state_update  # noqa: E402
+from tiny_models import build, relative, tokens  # noqa: E402
+
+IDS = tokens(2, 17)
+
+
+@pytest.fixture(autouse=True)
+def _no_grad():
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
+def mamba():
+    return build("Mamba2")
+
+
+def is_patched(model):
+    mixer = model.backbone.layers[0].mixer
+    computing = mixer.__dict__.get("_old_forward", mixer.forward)
+    return computing.__func__ is not type(mixer).forward
+
+
+def test_other_models_of_the_same_file_are_untouched(mamba):
+    other = build("Mamba2")
+    expected = other(IDS).logits
+    with patch(mamba):
+        assert is_patched(mamba)
+        assert not is_patched(other)
+        assert torch.equal(other(IDS).logits, expected)
+        both = patch(other)
+        assert relative(mamba(IDS).logits, other(IDS).logits) == 0
+    assert not is_patched(mamba)
+    assert is_patched(other)
+    both.undo()
+    assert not is_patched(other)
+
+
+def test_patching_and_undoing_twice(mamba):
+    first, second = patch(mamba), patch(mamba)
+    assert "patched before" in repr(second)
+    assert "undone" not in repr(second)
+    second.undo()
+    assert is_patched(mamba)
+    first.undo()
+    first.undo()
+    assert not is_patched(mamba)
+    third = patch(mamba)
+    first.undo()
+    assert is_patched(mamba)
+    third.undo()
+    assert not is_patched(mamba)
+
+
+def test_a_part_of_a_model(mamba):
+    patch(mamba.backbone.layers[0])
+    assert is_patched(mamba)
+    assert "forward" not in mamba.backbone.layers[1].mixer.__dict__
+    assert repr(patch(mamba)).count("patched before") == 1
+
+
+def test_a_copy_is_patched_and_has_a_handle_of_its_own(mamba):
+    handle = patch(mamba)
+    twin = copy.deepcopy(mamba)
+    handle.undo()
+    assert is_patched(twin)
+    with torch.no_grad():
+        for parameter in mamba.parameters():
+            parameter.zero_()  # the copy does not compute with the weights of the original
+    assert relative(twin(IDS).logits, build("Mamba2")(IDS).logits) < 1e-4
+    patch(twin).undo()
+    assert not is_patched(twin)
+
+
+def test_saving_and_loading(mamba, tmp_path):
+    expected = mamba(IDS).logits
+    keys = [*mamba.state_dict()]
+    patch(mamba)
+    assert [*mamba.state_dict()] == keys
+    mamba.save_pretrained(tmp_path)
+    loaded = transformers.Mamba2ForCausalLM.from_pretrained(tmp_path)
+    assert not is_patched(loaded)
+    assert torch.equal(loaded(IDS).logits, expected)
+    torch.save(mamba, tmp_path / "whole.pt")
+    loaded = torch.load(tmp_path / "whole.pt", weights_only=False)
+    assert torch.equal(loaded(IDS).logits, expected)
+    patch(loaded)
+    assert is_patched(loaded)
+
+
+def test_hooks_of_accelerate(mamba):
+    hooks = pytest.importorskip("accelerate.hooks")
+    expected = mamba(IDS).logits
+    seen = []
+
+    class Hook(hooks.ModelHook):
+        def pre_forward(self, module, *args, **kwargs):
+            seen.append(module)
+            return args, kwargs
+
+    mixer = mamba.backbone.layers[0].mixer
+    handle = patch(mamba)
+    hooks.add_hook_to_module(mixer, Hook())  # after it
+    assert is_patched(mamba)
+    assert relative(mamba(IDS).logits, expected) < 1e-4
+    handle.undo()
+    assert not is_patched(mamba)
+    assert torch.equal(mamba(IDS).logits, expected)
+    handle = patch(mamba)  # under it
+    assert is_patched(mamba)
+    assert relative(mamba(IDS).logits, expected) < 1e-4
+    assert seen == [mixer] * 3
+    hooks.remove_hook_from_module(mixer)
+    assert is_patched(mamba)
+    handle.undo()
+    assert torch.equal(mamba(IDS).logits, expected)
+
+
+def test_weights_that_accelerate_offloads(mamba):
+    accelerate = pytest.importorskip("accelerate")
+    expected = mamba(IDS).logits
+    accelerate.cpu_offload(mamba, execution_device=torch.device("cpu"))
+    assert mamba.backbone.layers[0].mixer.conv1d.weight.is_meta  # brought by a hook that the mixer's decorator calls
+    patch(mamba)
+    assert relative(mamba(IDS).logits, expected) < 1e-4
+
+
+def test_compile(mamba):
+    expected = mamba(IDS).logits
+    patch(mamba)
+    compiled = torch.compile(mamba, fullgraph=True, backend="eager")
+    assert relative(compiled(IDS, use_cache=False).logits, expected) < 1e-4
+    cache = mamba(IDS[:, :16]).cache_params
+    assert relative(compiled(IDS[:, 16:], cache_params=cache, use_cache=True).logits, expected[:, 16:]) < 1e-4
+
+
+def test_what_was_left_alone_is_said():
+    handle = patch(build("Mamba"))
+    assert "2 x MambaMixer: causal_conv1d_update, causal_conv1d_fn" in repr(handle)
+    assert "2 x MambaMixer, left alone: mamba_inner_fn, mamba_selective_state_update" in repr(handle)
+    assert "nothing that Fulmen computes" in repr(patch(nn.Linear(2, 2)))
+    with pytest.raises(TypeError, match="model must be"):
+        patch("Mamba2")
+
+
+def test_a_forward_of_somebody_else_stays(mamba):
+    mixer = mamba.backbone.layers[0].mixer
+    mixer.forward = lambda *args, **kwargs: 1 / 0
+    assert "1 x Mamba2Mixer, left alone: it has a forward of its own" in repr(patch(mamba))
+    with pytest.raises(ZeroDivisionError):
+        mamba(IDS)
+
+
+def causal_conv1d_fn(x, weight):
+    return x
+
+
+def test_a_function_with_other_arguments_is_left_alone():
+    class Mixer(nn.Module):
+        def forward(self, x):
+            return causal_conv1d_fn(x, None)
+
+    Mixer.__module__ = "transformers.models.tomorrow"
+    mixer = Mixer()
+    assert "left alone: causal_conv1d_fn (takes other arguments than Fulmen knows)" in repr(patch(mixer))
+    assert mixer(3) == 3
+
+
+@pytest.fixture
+def nothing_said(monkeypatch):
+    monkeypatch.setattr(stepping_aside, "_said", set())
+
+
+@pytest.mark.usefixtures("nothing_said")
+def test_what_fulmen_does_not_take_is_said_once():
+    model = build("Mamba2", hidden_act="gelu")
+    expected = model(IDS).logits
+    patch(model)
+    with pytest.warns(UserWarning, match="causal_conv1d_fn stays transformers' own .*activation"):
+        assert relative(model(IDS).logits, expected) < 1e-4
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(IDS)
+
+
+@pytest.mark.usefixtures("nothing_said")
+def test_a_step_with_gradients_is_transformers_own(mamba):
+    expected = mamba(IDS).logits
+    patch(mamba)
+    with torch.enable_grad(), pytest.warns(UserWarning, match="must not require grad"):
+        cache = mamba(IDS[:, :16], use_cache=True).cache_params
+        cache.layers = [layer for layer in cache.layers]
+        for layer in cache.layers:
+            layer.conv_states[0], layer.recurrent_states[0] = (
+                state[0].detach() for state in (layer.conv_states, layer.recurrent_states)
+            )
+        output = mamba(IDS[:, 16:], cache_params=cache, use_cache=True).logits
+    assert relative(output, expected[:, 16:]) < 1e-4
+
+
+def test_a_step_size_for_each_channel_is_refused():
+    state, x, B = torch.zeros(1, 2, 4, 8), torch.ones(1, 2, 4), torch.ones(1, 1, 8)
+    A = -torch.ones(2, 1, 1).expand(2, 4, 8)
+    mamba2_selective_state_update(state, x, torch.ones(1, 2, 1).expand(1, 2, 4), A, B, B)
+    with pytest.raises(ValueError, match="dt must be one number for each head"):
+        mamba2_selective_state_update(state, x, x, A, B, B)
+
+
+def test_without_transformers(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    for name in [name for name in sys.modules if name.startswith("fulmen.integrations.transformers")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ImportError, match=r"pip install 'fulmen\[transformers\]'"):
+        import fulmen.integrations.transformers  # noqa: F401
+
+
+REGISTERED = """
+import sys, torch, transformers, fulmen
+from fulmen.integrations.transformers import register
+from tiny_models import build, relative, tokens
+
+calls, operator, ids = [], fulmen.linear_attention, tokens(2, 17)
+fulmen.linear_attention = lambda *args, **kwargs: (calls.append(1), operator(*args, **kwargs))[1]
+models = {name: build(name) for name in ("Mamba2", "Mamba")}
+before = {name: (m(ids).logits, m.generate(ids, max_new_tokens=4)) for name, m in models.items()}
+assert not calls
+register()
+for name, model in models.items():
+    model.save_pretrained(sys.argv[1])
+    model = type(model).from_pretrained(sys.argv[1], use_kernels=True)
+    logits, text = before[name]
+    assert relative(model(ids).logits, logits) < 1e-4
+    assert torch.equal(model.generate(ids, max_new_tokens=4), text)
+    assert calls
+"""
+
+
+def test_register(tmp_path):
+    """In a process of its own: nothing undoes it."""
+    pytest.importorskip("kernels")
+    code = ["-W", "error::UserWarning:fulmen", "-c", REGISTERED, str(tmp_path)]
+    result = subprocess.run([sys.executable, *code], cwd=Path(__file__).parent, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_example(capsys, monkeypatch):
+    example = Path(__file__).parents[3] / "examples" / "generate.py"
+    sizes = ["--hidden", "64", "--layers", "2", "--prompt", "40", "--tokens", "8"]
+    monkeypatch.setattr(sys, "argv", [str(example), *sizes])
+    runpy.run_path(str(example), run_name="__main__")
+    assert "same text" in capsys.readouterr().out
