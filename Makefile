@@ -24,7 +24,7 @@ $(VENV)/bin/python:
 
 $(STAMP): pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/bin/python
 	@echo "Installing what Fulmen needs into $(VENV), then compiling its CPU core: about three minutes on two cores."
-	@begin=$$(date +%s); $(RUN)/pip install --quiet --editable '.[gpu,bench,dev]' && \
+	@begin=$$(date +%s); $(RUN)/pip install --quiet --editable '.[gpu,bench,transformers,dev]' && \
 	    echo "Installed, and the core compiled, in $$(( $$(date +%s) - begin )) s."
 	@touch $@
 

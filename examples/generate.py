@@ -1,7 +1,6 @@
 """A transformers model generates a text by itself and patched: the same text, sooner.
 
-    python examples/generate.py                                 a Mamba-2 with random weights
-    python examples/generate.py --model state-spaces/...        one from the hub, with its tokenizer
+By default a Mamba-2 with random weights; --model takes one from the hub or a folder, with its tokenizer.
 """
 
 import argparse
@@ -14,7 +13,7 @@ from fulmen.integrations.transformers import patch
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", help="name or folder of a model; default: random weights")
     parser.add_argument("--text", default="The thunderbolt steers all things.", help="the prompt for --model")
     parser.add_argument("--hidden", type=int, default=1024, help="hidden size of the random model")

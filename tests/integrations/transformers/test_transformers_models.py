@@ -5,9 +5,10 @@ import torch
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
+from tiny_models import CONFIGS, MAMBA2, build, relative, tokens  # noqa: E402
+
 import fulmen  # noqa: E402
 from fulmen.integrations.transformers import patch  # noqa: E402
-from tiny_models import CONFIGS, MAMBA2, build, relative, tokens  # noqa: E402
 
 OPERATORS = ("linear_attention", "linear_attention_step", "causal_conv1d", "causal_conv1d_step")
 # One of each kind of forward, where the kind is what matters.

@@ -5,10 +5,11 @@ import torch
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-from fulmen.integrations.transformers import patch  # noqa: E402
-from fulmen.integrations.transformers.convolution import causal_conv1d_fn  # noqa: E402
-from fulmen.integrations.transformers.mamba2 import mamba2_chunk_scan  # noqa: E402
-from tiny_models import MAMBA2, build, relative, tokens  # noqa: E402
+from tiny_models import MAMBA2, build, relative, tokens
+
+from fulmen.integrations.transformers import patch
+from fulmen.integrations.transformers.convolution import causal_conv1d_fn
+from fulmen.integrations.transformers.mamba2 import mamba2_chunk_scan
 
 LENGTHS = ((5, 1, 11), (9, 2, 6))
 

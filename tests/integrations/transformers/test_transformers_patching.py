@@ -13,9 +13,10 @@ from torch import nn
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
+from tiny_models import build, relative, tokens  # noqa: E402
+
 from fulmen.integrations.transformers import patch, stepping_aside  # noqa: E402
 from fulmen.integrations.transformers.mamba2 import mamba2_selective_state_update  # noqa: E402
-from tiny_models import build, relative, tokens  # noqa: E402
 
 IDS = tokens(2, 17)
 
@@ -97,11 +98,6 @@ def test_saving_and_loading(mamba, tmp_path):
     loaded = transformers.Mamba2ForCausalLM.from_pretrained(tmp_path)
     assert not is_patched(loaded)
     assert torch.equal(loaded(IDS).logits, expected)
-    torch.save(mamba, tmp_path / "whole.pt")
-    loaded = torch.load(tmp_path / "whole.pt", weights_only=False)
-    assert torch.equal(loaded(IDS).logits, expected)
-    patch(loaded)
-    assert is_patched(loaded)
 
 
 def test_hooks_of_accelerate(mamba):
@@ -203,20 +199,15 @@ def test_what_fulmen_does_not_take_is_said_once():
 def test_a_step_with_gradients_is_transformers_own(mamba):
     expected = mamba(IDS).logits
     patch(mamba)
+    cache = mamba(IDS[:, :16]).cache_params
     with torch.enable_grad(), pytest.warns(UserWarning, match="must not require grad"):
-        cache = mamba(IDS[:, :16], use_cache=True).cache_params
-        cache.layers = [layer for layer in cache.layers]
-        for layer in cache.layers:
-            layer.conv_states[0], layer.recurrent_states[0] = (
-                state[0].detach() for state in (layer.conv_states, layer.recurrent_states)
-            )
         output = mamba(IDS[:, 16:], cache_params=cache, use_cache=True).logits
     assert relative(output, expected[:, 16:]) < 1e-4
 
 
 def test_a_step_size_for_each_channel_is_refused():
     state, x, B = torch.zeros(1, 2, 4, 8), torch.ones(1, 2, 4), torch.ones(1, 1, 8)
-    A = -torch.ones(2, 1, 1).expand(2, 4, 8)
+    A = torch.full((2, 1, 1), -1.0).expand(2, 4, 8)
     mamba2_selective_state_update(state, x, torch.ones(1, 2, 1).expand(1, 2, 4), A, B, B)
     with pytest.raises(ValueError, match="dt must be one number for each head"):
         mamba2_selective_state_update(state, x, x, A, B, B)

@@ -20,8 +20,8 @@ def causal_conv1d_fn(
     activation: str | None = None,
     **kwargs: Any,
 ) -> Tensor:
-    """All tokens: hidden_states ``[B, C, N]``, weight ``[C, K]``, bias ``[C]``. A call that continues has earlier tokens
-    before those that ``seq_idx`` or ``cu_seq_lens_q`` speak of."""
+    """All tokens: hidden_states ``[B, C, N]``, weight ``[C, K]``, bias ``[C]``. A call that continues has earlier
+    tokens before those that ``seq_idx`` or ``cu_seq_lens_q`` speak of."""
     x = hidden_states.transpose(1, 2)
     packing = Packing.of(kwargs, *x.shape[:2], continues=True)
     if packing is None:

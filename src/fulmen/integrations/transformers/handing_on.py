@@ -1,12 +1,12 @@
 """Models that lose on the way what says where packed sequences start.
 
-Each function here makes a forward for one class, which calls the class's own and hands on what that drops.
+Each entry of HANDING_ON makes a forward for one class, which calls the class's own and hands on what that drops.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
@@ -17,26 +17,30 @@ from fulmen.integrations.transformers.packing import packed
 Forward = Callable[..., Any]
 
 
-def mamba2_for_causal_lm(forward: Forward) -> Forward:
-    """Mamba2ForCausalLM calls its backbone without the keyword arguments that it does not know."""
+def to(*children: str) -> Callable[[Forward], Forward]:
+    """The class calls these children without the keyword arguments that it does not know."""
 
-    @functools.wraps(forward)
-    def handing_on(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        sequences = packed(kwargs)
-        if not sequences:
-            return forward(self, *args, **kwargs)
-        return forward(_With(self, backbone=functools.partial(self.backbone, **sequences)), *args, **kwargs)
+    def of(forward: Forward) -> Forward:
+        @functools.wraps(forward)
+        def handing_on(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            sequences = packed(kwargs)
+            if not sequences:
+                return forward(self, *args, **kwargs)
+            told = {child: functools.partial(getattr(self, child), **sequences) for child in children}
+            return forward(_With(self, told), *args, **kwargs)
 
-    return handing_on
+        return handing_on
+
+    return of
 
 
 def granite_moe_hybrid_model(forward: Forward) -> Forward:
-    """GraniteMoeHybridModel makes the mask of its softmax attention without the positions, from which transformers knows
+    """GraniteMoeHybridModel makes the mask of its softmax attention without the positions, by which transformers tells
     sequences apart."""
 
     @functools.wraps(forward)
     def handing_on(
-        self: nn.Module,
+        self: Any,
         input_ids: Any = None,
         attention_mask: Any = None,
         position_ids: Any = None,
@@ -65,15 +69,16 @@ def granite_moe_hybrid_model(forward: Forward) -> Forward:
 class _With:
     """A module with other attributes, for the time of a call."""
 
-    def __init__(self, module: nn.Module, **attributes: Any) -> None:
-        self._module = module
-        self.__dict__.update(attributes)
+    def __init__(self, module: nn.Module, attributes: dict[str, Any]) -> None:
+        self.__dict__.update(attributes, _module=module)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._module, name)
 
 
-HANDING_ON = {
-    "Mamba2ForCausalLM": mamba2_for_causal_lm,
+HANDING_ON: Mapping[str, Callable[[Forward], Forward]] = {
+    "Mamba2ForCausalLM": to("backbone"),
+    "InklingDecoderLayer": to("attn_sconv", "mlp_sconv"),
+    "InklingAttention": to("k_sconv", "v_sconv"),
     "GraniteMoeHybridModel": granite_moe_hybrid_model,
 }

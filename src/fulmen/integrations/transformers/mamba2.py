@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn.functional import silu, softplus
 
 import fulmen
 from fulmen.integrations.transformers.packing import Packing
@@ -94,7 +94,7 @@ def mamba2_selective_state_update(
     )
     if D is not None:
         output = _with_skip(output, hidden_states, D)
-    return output if z is None else output * F.silu(z)
+    return output if z is None else output * silu(z)
 
 
 def mamba2_split_conv1d_scan_combined(
@@ -128,7 +128,7 @@ def _step_size(dt: Tensor, dt_bias: Tensor | None, dt_softplus: bool) -> Tensor:
     dt = dt if dt.dtype == torch.float64 else dt.float()
     if dt_bias is not None:
         dt = dt + dt_bias
-    return F.softplus(dt) if dt_softplus else dt
+    return softplus(dt) if dt_softplus else dt
 
 
 def _with_skip(output: Tensor, x: Tensor, D: Tensor) -> Tensor:

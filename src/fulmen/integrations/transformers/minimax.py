@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers.cache_utils import Cache, DynamicLayer
+from torch import Tensor
+from transformers.cache_utils import DynamicLayer
 
 import fulmen
 from fulmen.integrations.transformers.packing import Packing
 
 
 def lightning_attention(
-    self: nn.Module,
+    self: Any,
     hidden_states: Tensor,
     position_embeddings: tuple[Tensor, Tensor],
     attention_mask: Tensor | None,
-    past_key_values: Cache | None = None,
+    past_key_values: Any = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
     """The forward of a MiniMaxLightningAttention: prefill, decoding and continuation are one call.

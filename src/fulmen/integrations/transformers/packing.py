@@ -66,7 +66,7 @@ class Packing:
         return x.unflatten(1, (self.rows, self.tokens)).squeeze(0)
 
     def entering(self, state: Tensor | None) -> Tensor | None:
-        """States ``[B, ...]`` that enter the rows, as states ``[sequences, ...]``: the first of a row gets its row's."""
+        """States ``[B, ...]`` that enter the rows, as ``[sequences, ...]``: the first of a row gets its row's."""
         if state is None:
             return None
         states = state.new_zeros(self.cu_seqlens.shape[0] - 1, *state.shape[1:])

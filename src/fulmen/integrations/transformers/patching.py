@@ -28,16 +28,16 @@ _owners: WeakKeyDictionary[nn.Module, Patch] = WeakKeyDictionary()
 def patch(model: nn.Module) -> Patch:
     """Has the mixers of a transformers model compute with Fulmen's operators.
 
-    Only this model changes; its weights, its caches and what it computes do not. Where Fulmen does not take an argument,
-    transformers' own function serves and a warning says so once. Printing the result says what was patched, what was
-    left alone and why.
+    Only this model changes; its weights, its caches and what it computes do not. Where Fulmen does not take an
+    argument, transformers' own function serves and a warning says so once. Printing the result says what was patched,
+    what was left alone and why.
 
     Args:
         model: a model of transformers, or any part of one.
 
     Returns:
-        A handle whose ``undo()`` gives the model its own functions back; also a context manager that does so at its end.
-        Modules that another handle patched before stay with that handle.
+        A handle whose ``undo()`` gives the model its own functions back; also a context manager that does so at its
+        end. Modules that another handle patched before stay with that handle.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module; got {type(model).__name__}")
@@ -57,14 +57,15 @@ class Patch:
             self._take(module)
 
     def _take(self, module: nn.Module) -> None:
-        name = type(module).__name__
-        if not type(module).__module__.startswith("transformers.models."):
+        cls: Any = type(module)
+        name = cls.__name__
+        if not cls.__module__.startswith("transformers.models."):
             return
         what = rebinding.found(module)
         if what is not None and module in _owners:
             self._before[name, what] += 1
             return
-        forward, brought, reasons = _our_forward(type(module))
+        forward, brought, reasons = _our_forward(cls)
         if forward is not None and what is None and not rebinding.is_as_its_class(module):
             forward, reasons = None, ("it has a forward of its own",)
         self._left_alone.update((name, reason) for reason in reasons)
@@ -96,7 +97,7 @@ class Patch:
 
 
 @functools.cache
-def _our_forward(cls: type[nn.Module]) -> tuple[Callable[..., Any] | None, tuple[str, ...], tuple[str, ...]]:
+def _our_forward(cls: Any) -> tuple[Callable[..., Any] | None, tuple[str, ...], tuple[str, ...]]:
     """For modules of a class: a forward of ours or None, what it brings, and what is left alone and why."""
     theirs: Any = cls.forward
     if cls.__name__ in HANDING_ON:

@@ -1,7 +1,7 @@
 """A function again, with other globals; and forwards of single modules, put in place and taken away.
 
-transformers' mixers call functions of their file by name. Replacing such a global would change every model of that file,
-so one module gets a copy of its class's forward that finds other functions under the same names.
+transformers' mixers call functions of their file by name. Replacing such a global would change every model of that
+file, so one module gets a copy of its class's forward that finds other functions under the same names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import nn
 _MARK = "__fulmen__"
 
 
-def called(function: FunctionType) -> Iterator[tuple[str, Any]]:
+def called(function: Any) -> Iterator[tuple[str, Any]]:
     """The globals that a function names, under its decorators."""
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
@@ -26,7 +26,7 @@ def called(function: FunctionType) -> Iterator[tuple[str, Any]]:
             yield name, function.__globals__[name]
 
 
-def with_globals(function: FunctionType, replaced: Mapping[str, Any]) -> FunctionType:
+def with_globals(function: Any, replaced: Mapping[str, Any]) -> Any:
     """A copy of ``function``, and of what its decorators wrap, that finds ``replaced`` among its globals."""
     inner = getattr(function, "__wrapped__", None)
     cells = function.__closure__
@@ -37,7 +37,7 @@ def with_globals(function: FunctionType, replaced: Mapping[str, Any]) -> Functio
         if not any(cell.cell_contents is inner for cell in cells or ()):
             raise ValueError(f"a decorator of {inner.__qualname__} does not show what it wraps")
         cells = tuple(CellType(copied) if cell.cell_contents is inner else cell for cell in cells or ())
-    copy = FunctionType(function.__code__, namespace, function.__name__, function.__defaults__, cells)
+    copy: Any = FunctionType(function.__code__, namespace, function.__name__, function.__defaults__, cells)
     copy.__kwdefaults__ = function.__kwdefaults__
     functools.update_wrapper(copy, function)
     if inner is None:
@@ -48,8 +48,8 @@ def with_globals(function: FunctionType, replaced: Mapping[str, Any]) -> Functio
 
 
 def _namespace(function: FunctionType, replaced: Mapping[str, Any]) -> dict[str, Any]:
-    """The globals of a function with others among them, as those of a module: torch.compile looks globals up by the name
-    of their module, and would guard on what the function's own has under these names."""
+    """The globals of a function with others among them, as those of a module: torch.compile looks globals up by the
+    name of their module, and would guard on what the function's own has under these names."""
     name = f"{__name__}.{function.__module__}.{function.__qualname__}"
     module = sys.modules.setdefault(name, ModuleType(name))
     module.__dict__.update({**function.__globals__, **replaced, "__name__": name})

@@ -25,9 +25,9 @@ _KERNELS = {
 def register() -> None:
     """Has ``from_pretrained(..., use_kernels=True)`` find Fulmen's functions for models on a CPU.
 
-    The kernels package replaces a function of a modeling file once and for all: every model of that file in this process
-    computes with ours from then on, those loaded without ``use_kernels`` too, and nothing undoes it. Packed sequences stay
-    refused. :func:`fulmen.integrations.transformers.patch` has neither drawback.
+    The kernels package replaces a function of a modeling file once and for all: every model of that file in this
+    process computes with ours from then on, those loaded without ``use_kernels`` too, and nothing undoes it. Packed
+    sequences stay refused. :func:`fulmen.integrations.transformers.patch` has neither drawback.
     """
     try:
         from kernels import Mode, register_kernel_mapping

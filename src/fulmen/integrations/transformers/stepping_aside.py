@@ -36,4 +36,4 @@ def or_original(ours: Callable[..., Any], original: Callable[..., Any], *, packs
 def _say_once(name: str, refusal: str) -> None:
     if (name, refusal) not in _said:
         _said.add((name, refusal))
-        warnings.warn(f"{name} stays transformers' own for arguments that Fulmen does not take: {refusal}", stacklevel=3)
+        warnings.warn(f"{name} stays transformers' own where Fulmen does not take an argument: {refusal}", stacklevel=3)
