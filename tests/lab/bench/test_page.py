@@ -68,7 +68,7 @@ def test_curves_are_drawn(opened: Browser) -> None:
     expected = next(table for table in example_results().tables if table.suite == "lasd")
     assert curves(opened) == expected.columns
     shown = opened.run("[...document.querySelectorAll('[data-suite]')].map(s => s.dataset.suite)")
-    assert shown == list(suites.names())
+    assert shown == list(suites.reports())
     assert opened.run("[...document.querySelectorAll('[data-suite]')].every(s => s.querySelector('.series path'))")
 
 

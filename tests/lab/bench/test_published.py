@@ -13,7 +13,7 @@ from fulmen.lab.bench.results import Cell, Table
 from fulmen.lab.bench.tables import markdown, published_form
 
 TEXTS = {path.stem: path.read_text() for path in Path(__file__).with_name("published").glob("*.txt")}
-PRINTED = [report for report in suites.names() if report != "la3"]
+PRINTED = [report for report in suites.reports() if report != "la3"]
 
 
 def measured(published: PublishedTable) -> Table:
@@ -24,7 +24,7 @@ def measured(published: PublishedTable) -> Table:
 
 
 def test_every_report_has_its_text() -> None:
-    assert set(TEXTS) == set(suites.names())
+    assert set(TEXTS) == set(suites.reports())
 
 
 @pytest.mark.parametrize("report", PRINTED)

@@ -65,7 +65,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def test_every_file_is_written(written: list[Path]) -> None:
     assert all(path.stat().st_size > 100 for path in written)
     names = {path.name for path in written if path.suffix != ".png"}
-    markdown = {f"{name}.md" for name in suites.names()}
+    markdown = {f"{name}.md" for name in suites.reports()}
     assert names == {"benchmark_results.json", "results.csv", "report.html", *markdown}
     assert load(written[0]) == one_size_of_each_suite()
 
@@ -73,7 +73,7 @@ def test_every_file_is_written(written: list[Path]) -> None:
 @pytest.mark.skipif(bool(why_no_plots()), reason=why_no_plots() or "matplotlib is there")
 def test_every_suite_has_a_plot(written: list[Path]) -> None:
     plots = [path for path in written if path.suffix == ".png"]
-    assert [path.name.partition("-")[0] for path in plots] == list(suites.names())
+    assert [path.name.partition("-")[0] for path in plots] == list(suites.reports())
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in plots)
 
 

@@ -47,8 +47,8 @@ def memory_tables(options: Options, results: Results) -> Results:
 def _cell(part: Part, column: Column, n: int, mode: str, dtype: str) -> Cell:
     if isinstance(column.function, Compiled):
         return Cell(n, column.name, skipped="no dry run of what torch.compile makes")
-    if column.peer:
-        return Cell(n, column.name, skipped=why_missing(column.peer) or f"no dry run of {column.peer}'s kernels")
+    if package := column.peer or column.needs:
+        return Cell(n, column.name, skipped=why_missing(package) or f"no dry run of what runs in {package}")
     try:
         with dry_run(ARCHITECTURES[ARCHITECTURE]) as (_, memory), OnTriton():
             return _weighed(Workload(column, Material(part.suite, part.sizes, n, DTYPES[dtype], "cpu")), memory, mode)

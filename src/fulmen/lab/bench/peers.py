@@ -9,6 +9,7 @@ from typing import Any
 INSTALL = {
     "fla": "pip install fla-core",
     "lightning_attn": "pip install lightning-attn",
+    "transformers": "pip install 'fulmen[transformers]'",
     "flash_attn": "pip install flash-attn (needs CUDA)",
 }
 

@@ -71,7 +71,7 @@ class Options:
         if self.rank is not None and preset.sizes[0].rank is not None:
             changes["rank"] = self.rank
         sizes = tuple(dict.fromkeys(replace(sizes, **changes) for sizes in preset.sizes))
-        return Preset(sizes, self.lengths or preset.lengths)
+        return replace(preset, sizes=sizes, lengths=self.lengths or preset.lengths)
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,8 @@ def plan(options: Options) -> list[Part]:
         modes = tuple(mode for mode in suite.modes if mode in options.modes)
         for sizes in preset.sizes:
             for section, columns in suite.sections.items():
+                if preset.sections is not None and section not in preset.sections:
+                    continue
                 wanted = tuple(c for c in columns if options.columns is None or c.name in options.columns)
                 if wanted and modes:
                     parts.append(Part(suite, section, sizes, wanted, preset.lengths, modes, options.metrics))

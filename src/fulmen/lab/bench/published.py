@@ -38,7 +38,7 @@ class PublishedTable:
 
 def tables() -> list[PublishedTable]:
     """Every table of the reports that has a length on one of its axes, in the reports' order."""
-    return [table for name in suites.names() for table in tables_of(name)]
+    return [table for name in suites.reports() for table in tables_of(name)]
 
 
 @cache

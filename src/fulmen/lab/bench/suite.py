@@ -1,4 +1,4 @@
-"""What a benchmark suite is: everything about one published report but its figures."""
+"""What a benchmark suite is: everything about one report but its figures."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ class Input:
 class Preset:
     sizes: tuple[Sizes, ...]
     lengths: tuple[int, ...]
+    sections: tuple[str, ...] | None = None  # only these
 
 
 class Work(NamedTuple):
@@ -58,7 +59,7 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a published table: a way to compute what its report is about.
+    """One column of a table: a way to compute what its report is about.
 
     Attributes:
         name: as published.
@@ -76,6 +77,7 @@ class Column:
         growth: its time grows with this power of the length.
         peer: the package whose kernels it is on CUDA; empty for fulmen's and torch's own.
         cuda_only: whether only that package has it; otherwise it is ours on CPU.
+        needs: the package without which it does not run on any device.
     """
 
     name: str
@@ -92,6 +94,7 @@ class Column:
     growth: int = 1
     peer: str = ""
     cuda_only: bool = False
+    needs: str = ""
 
     def why_not(self, device: str) -> str:
         """Why it cannot run here on ``device`` ("cpu" or "cuda"); empty if it can."""
@@ -101,6 +104,8 @@ class Column:
 
     def why_missing(self, device: str) -> str:
         """Why there is no such column for ``device``, whether or not the device is here; empty if there is."""
+        if reason := why_missing(self.needs) if self.needs else "":
+            return reason
         if device == "cpu":
             return f"{self.peer} runs on CUDA only" if self.cuda_only else ""
         return why_missing(self.peer) if self.peer else ""
@@ -139,7 +144,7 @@ def batch_head_dim(sizes: Sizes) -> str:
 
 @dataclass(frozen=True)
 class Suite:
-    """One published report.
+    """One report, published or our own.
 
     Attributes:
         name: of its module, and in the titles of its tables.

@@ -25,7 +25,7 @@ def add_command(commands: Any) -> None:
     roofline = commands.add_parser(
         "roofline", help="the least time each published cell can take, and what ours requests"
     )
-    roofline.add_argument("--report", action="append", choices=suites.names(), help="only this one (repeatable)")
+    roofline.add_argument("--report", action="append", choices=suites.reports(), help="only this one (repeatable)")
     roofline.add_argument("--gpu", choices=GPUS, help="limits of this card (default: the one that was measured)")
     roofline.add_argument("--json", type=output_file, metavar="FILE", help="also write the cells to FILE")
     roofline.set_defaults(run=run_roofline)
@@ -41,4 +41,4 @@ def run_inspect(options: argparse.Namespace) -> None:
 def run_roofline(options: argparse.Namespace) -> None:
     from fulmen.lab import roofline
 
-    roofline.run(options.report or list(suites.names()), options.gpu, options.json)
+    roofline.run(options.report or list(suites.reports()), options.gpu, options.json)

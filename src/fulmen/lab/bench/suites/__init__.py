@@ -1,16 +1,19 @@
-"""The suites: for each published report a module with its ``SUITE``, and beside it a data file with its figures.
+"""The suites: modules with a ``SUITE`` each. Beside that of a published report lies a data file with its figures.
 
-Whatever lies in this folder is a suite: a new one is a module and a data file, and nothing else is edited.
+Whatever lies in this folder is a suite: a new one is a module and perhaps a data file, and nothing else is edited.
 """
 
 from __future__ import annotations
 
 import json
 from importlib import import_module
-from pkgutil import get_data, iter_modules
+from importlib.resources import files
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from importlib.abc import Traversable
+
     from fulmen.lab.bench.suite import Suite
 
 
@@ -25,8 +28,15 @@ def find(name: str) -> Suite:
     return import_module(f"{__name__}.{name}").SUITE
 
 
+def reports() -> tuple[str, ...]:
+    """The names of those that reproduce a published report."""
+    return tuple(name for name in names() if _data_file(name).is_file())
+
+
 def document(name: str) -> dict[str, Any]:
-    """A suite's data file: "source", "gpu", and "tables" with their texts, cell by cell."""
-    content = get_data(f"{__name__}.{name}", f"{name}.json")
-    assert content is not None  # modules of files can give their neighbours
-    return json.loads(content)
+    """A report's data file: "source", "gpu", and "tables" with their texts, cell by cell."""
+    return json.loads(_data_file(name).read_text(encoding="utf-8"))
+
+
+def _data_file(name: str) -> Traversable:
+    return files(__name__) / f"{name}.json"
