@@ -23,8 +23,9 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(STAMP): pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/bin/python
-	@echo "Installing what Fulmen needs into $(VENV), then compiling its CPU core: about three minutes on two cores."
-	@begin=$$(date +%s); $(RUN)/pip install --quiet --editable '.[gpu,bench,transformers,dev]' && \
+	@echo "Compiling Fulmen's CPU core and installing what it needs into $(VENV): about three minutes on two cores."
+	@begin=$$(date +%s); $(RUN)/pip install --quiet --no-deps --editable . & core=$$!; \
+	    $(RUN)/pip install --quiet --requirement constraints.txt && wait $$core && \
 	    echo "Installed, and the core compiled, in $$(( $$(date +%s) - begin )) s."
 	@touch $@
 

@@ -42,16 +42,23 @@ class Widths:
         return 2 * self.heads
 
 
-def _mamba_named(w: Widths) -> dict[str, Any]:
-    """As the hybrids name the sizes of their Mamba-2 mixers."""
+def _attention(w: Widths) -> dict[str, Any]:
+    """Of softmax attention, and of the layers after it."""
     return {
-        "mamba_n_heads": w.inner_heads,
-        "mamba_d_head": w.head,
-        "mamba_d_state": w.state,
-        "intermediate_size": 2 * w.hidden,
         "num_attention_heads": w.heads,
         "num_key_value_heads": w.heads // 2,
+        "intermediate_size": 2 * w.hidden,
     }
+
+
+def _mamba_named(w: Widths) -> dict[str, Any]:
+    """As the hybrids name the sizes of their Mamba-2 mixers."""
+    return {"mamba_n_heads": w.inner_heads, "mamba_d_head": w.head, "mamba_d_state": w.state} | _attention(w)
+
+
+def _kinds(linear: str, softmax: str) -> list[str]:
+    """Of the layers."""
+    return [linear, linear, softmax, linear]
 
 
 def _delta_named(w: Widths) -> dict[str, Any]:
@@ -80,29 +87,22 @@ FAMILIES: dict[str, tuple[str, Callable[[Widths], dict[str, Any]]]] = {
         "GraniteMoeHybrid",
         lambda w: (
             _mamba_named(w)
-            | {"layer_types": ["mamba", "mamba", "attention", "mamba"], "num_local_experts": 2}
-            | {"shared_intermediate_size": w.hidden, "intermediate_size": w.hidden // 2}
-            | {"attention_multiplier": w.head**-0.5}
+            | {"layer_types": _kinds("mamba", "attention"), "attention_multiplier": w.head**-0.5}
+            | {"num_local_experts": 2, "shared_intermediate_size": w.hidden, "intermediate_size": w.hidden // 2}
         ),
     ),
     "NemotronH": (
         "NemotronH",
-        lambda w: {
-            "layers_block_type": ["mamba", "mlp", "attention", "mamba"],
-            "mamba_num_heads": w.inner_heads,
-            "mamba_head_dim": w.head,
-            "ssm_state_size": w.state,
-            "n_groups": 1,
-            "num_attention_heads": w.heads,
-            "num_key_value_heads": w.heads // 2,
-            "head_dim": w.head,
-            "intermediate_size": 2 * w.hidden,
-        },
+        lambda w: (
+            _attention(w)
+            | {"layers_block_type": ["mamba", "mlp", "attention", "mamba"], "head_dim": w.head, "n_groups": 1}
+            | {"mamba_num_heads": w.inner_heads, "mamba_head_dim": w.head, "ssm_state_size": w.state}
+        ),
     ),
     "Zamba2": (
         "Zamba2",
         lambda w: {
-            "layers_block_type": ["mamba", "mamba", "hybrid", "mamba"],
+            "layers_block_type": _kinds("mamba", "hybrid"),
             "n_mamba_heads": w.inner_heads,
             "mamba_d_state": w.state,
             "num_attention_heads": w.heads,
@@ -111,45 +111,26 @@ FAMILIES: dict[str, tuple[str, Callable[[Widths], dict[str, Any]]]] = {
     ),
     "MiniMax": (
         "MiniMax",
-        lambda w: {
-            "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
-            "num_attention_heads": w.heads,
-            "num_key_value_heads": w.heads // 2,
-            "head_dim": w.head,
-            "num_local_experts": 2,
-            "intermediate_size": w.hidden,
-        },
+        lambda w: (
+            _attention(w)
+            | {"layer_types": _kinds("linear_attention", "full_attention"), "head_dim": w.head}
+            | {"num_local_experts": 2, "intermediate_size": w.hidden}
+        ),
     ),
     "Lfm2": (
         "Lfm2",
-        lambda w: {
-            "layer_types": ["conv", "conv", "full_attention", "conv"],
-            "num_attention_heads": w.heads,
-            "num_key_value_heads": w.heads // 2,
-            "intermediate_size": 2 * w.hidden,
-            "block_auto_adjust_ff_dim": False,
-        },
+        lambda w: _attention(w) | {"layer_types": _kinds("conv", "full_attention"), "block_auto_adjust_ff_dim": False},
     ),
     "Lfm2Moe": (
         "Lfm2Moe",
-        lambda w: {
-            "layer_types": ["conv", "conv", "full_attention", "conv"],
-            "num_attention_heads": w.heads,
-            "num_key_value_heads": w.heads // 2,
-            "intermediate_size": 2 * w.hidden,
-            "moe_intermediate_size": w.hidden // 2,
-            "num_experts": 2,
-            "num_experts_per_tok": 2,
-        },
-    ),
-    "Mamba": ("Mamba", lambda w: {"state_size": 16}),
-    "Qwen3.5": (
-        "Qwen3_5",
         lambda w: (
-            _delta_named(w)
-            | {"layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"]}
+            _attention(w)
+            | {"layer_types": _kinds("conv", "full_attention"), "moe_intermediate_size": w.hidden // 2}
+            | {"num_experts": 2, "num_experts_per_tok": 2}
         ),
     ),
+    "Mamba": ("Mamba", lambda w: {"state_size": 16}),
+    "Qwen3.5": ("Qwen3_5", lambda w: _delta_named(w) | {"layer_types": _kinds("linear_attention", "full_attention")}),
 }
 
 
