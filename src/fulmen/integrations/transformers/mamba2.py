@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import silu, softplus
 
 import fulmen
-from fulmen.integrations.transformers.packing import Packing
+from fulmen.integrations.transformers.recurrence import linear_attention
 
 UNLIMITED = (0.0, float("inf"))
 
@@ -42,25 +42,9 @@ def mamba2_chunk_scan(
     dt = _step_size(dt, dt_bias, dt_softplus)
     if not dt_softplus or tuple(dt_limit) != UNLIMITED:
         dt = dt.clamp(*dt_limit)
-    q, k, v, log_decay = C, B, hidden_states * dt.to(hidden_states.dtype).unsqueeze(-1), dt * A
+    v = hidden_states * dt.to(hidden_states.dtype).unsqueeze(-1)
     state = None if initial_states is None else initial_states.transpose(-1, -2)
-
-    packing = Packing.of(kwargs, *dt.shape[:2])
-    if packing is not None:
-        q, k, v, log_decay = (packing.flat(x) for x in (q, k, v, log_decay))
-        state = packing.entering(state)
-    output, state = fulmen.linear_attention(
-        q,
-        k,
-        v,
-        log_decay=log_decay,
-        scale=1.0,
-        initial_state=state,
-        return_state=True,
-        cu_seqlens=None if packing is None else packing.cu_seqlens,
-    )
-    if packing is not None:
-        output, state = packing.rows_of(output), packing.leaving(state)
+    output, state = linear_attention(C, B, v, dt * A, state, kwargs)
     if D is not None:
         output = _with_skip(output, hidden_states, D.unsqueeze(-1))
     return (output, state.transpose(-1, -2)) if return_final_states else output

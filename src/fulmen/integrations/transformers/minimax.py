@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
-import fulmen
-from fulmen.integrations.transformers.packing import Packing
+from fulmen.integrations.transformers.recurrence import linear_attention
 
 
 def lightning_attention(
@@ -29,24 +28,7 @@ def lightning_attention(
         qkv = qkv * attention_mask.unsqueeze(-1).to(qkv.dtype)
     q, k, v = qkv.unflatten(-1, (self.num_attention_heads, 3 * self.head_dim)).split(self.head_dim, dim=-1)
     state = None if past_key_values is None else past_key_values.get_linear_cache(self.layer_idx)
-
-    packing = Packing.of(kwargs, *qkv.shape[:2])
-    if packing is not None:
-        q, k, v = (packing.flat(x) for x in (q, k, v))
-        state = packing.entering(state)
-    output, state = fulmen.linear_attention(
-        q,
-        k,
-        v,
-        log_decay=-self.slope_rate.flatten(),
-        scale=1.0,
-        initial_state=state,
-        return_state=True,
-        cu_seqlens=None if packing is None else packing.cu_seqlens,
-    )
-    if packing is not None:
-        output, state = packing.rows_of(output), packing.leaving(state)
-
+    output, state = linear_attention(q, k, v, -self.slope_rate.flatten(), state, kwargs)
     output = torch.sigmoid(self.output_gate(hidden_states)) * self.norm(output.flatten(2))
     state = state.to(v.dtype)
     if past_key_values is not None:
