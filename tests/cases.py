@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -13,8 +16,8 @@ from fulmen.ops.linear_attention.validation import SCHEDULES
 from fulmen.runtime.architectures import interpreted
 
 __all__ = [
-    "ALL_DECAYS", "BACKENDS", "DECAYS", "SCHEDULES", "TOLERANCE", "Case", "assert_close", "differentiate", "exact",
-    "inputs", "relative_error", "run", "tensors",
+    "ALL_DECAYS", "BACKENDS", "DECAYS", "SCHEDULES", "TOLERANCE", "Case", "Results", "assert_close", "differentiate",
+    "exact", "inputs", "relative_error", "run", "tensors",
 ]  # fmt: skip
 
 
@@ -37,18 +40,19 @@ def inputs(case: Case) -> dict[str, Tensor]:
 
 def run(case: Case, **options: object) -> Results:
     device = str(torch.get_default_device())
-    return Results(cases.run(case, device, **options), str(options.get("backend", "")))
+    return Results(cases.run(case, device, **options), str(options.get("backend", "")), partial(cases.yardstick, case))
 
 
 class Results(dict[str, Tensor]):
-    """Results that know which backend they are of."""
+    """Results that know which backend they are of, and what they are compared with if they are bfloat16."""
 
-    def __init__(self, results: dict[str, Tensor], backend: str) -> None:
+    def __init__(self, results: dict[str, Tensor], backend: str, yardstick: Callable[[], dict[str, Tensor]]) -> None:
         super().__init__(results)
-        self.backend = backend
+        self.backend, self.yardstick = backend, yardstick
 
 
 def assert_close(results: dict[str, Tensor], expected: dict[str, Tensor], what: str = "") -> None:
     """Each result, by name, within the tolerance of its dtype."""
-    problems = deviations(results, expected, getattr(results, "backend", SUBTRACT[0]))
+    backend, yardstick = getattr(results, "backend", SUBTRACT[0]), getattr(results, "yardstick", None)
+    problems = deviations(results, expected, backend, yardstick)
     assert not problems, f"{what} {'; '.join(problems)}"

@@ -33,11 +33,12 @@ def test_all_is_right(tmp_path, capsys):
 
 @pytest.mark.not_interpreted  # once is enough, and the interpreter is slow
 def test_what_fails_is_listed_and_the_exit_code_is_1(monkeypatch, capsys, tmp_path):
-    monkeypatch.setitem(tolerances.TOLERANCE, torch.bfloat16, 1e-9)
+    monkeypatch.setattr(tolerances, "OVER_YARDSTICK", 0.1)
+    monkeypatch.setattr(tolerances, "LARGE", tolerances.Error(1e-9, 1e-9))
     path = tmp_path / "verified.json"
     assert fulmen.lab.cli.main(["verify", "--device", DEVICE, "--quick", "--json", str(path)]) == 1
     failures = json.loads(path.read_text())["failures"]
-    assert any("output: off by" in failure and "bfloat16" in failure for failure in failures)
+    assert any("output: norm off by" in failure and "bfloat16" in failure for failure in failures)
     assert not any("float32" in failure for failure in failures)
     assert failures[0] in capsys.readouterr().out
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import fulmen
-from cases import ALL_DECAYS, BACKENDS, SCHEDULES, TOLERANCE, Case, assert_close, inputs, relative_error
+from cases import ALL_DECAYS, BACKENDS, SCHEDULES, TOLERANCE, Case, Results, assert_close, inputs, relative_error
+from fulmen.lab.yardstick import rounded_products
 from fulmen.ops.chunks.sequences import share_heads
 from fulmen.ops.linear_attention.reference import states_of, token_decay
 
@@ -29,9 +30,12 @@ def with_gradients(states, leaves):
     return {"states": states.detach()} | gradients
 
 
-def run(case, **options):
-    leaves = leaves_of(case)
-    return with_gradients(fulmen.chunk_states(**leaves, **options), leaves)
+def run(case, chunk_size=128, backend="auto", **options):
+    def compute(backend):
+        leaves = leaves_of(case)
+        return with_gradients(fulmen.chunk_states(**leaves, chunk_size=chunk_size, backend=backend, **options), leaves)
+
+    return Results(compute(backend), backend, rounded_products()(lambda: compute("torch")))
 
 
 def exact(case, chunk_size=128):

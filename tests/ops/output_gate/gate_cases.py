@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 import fulmen
-from cases import BACKENDS, TOLERANCE, relative_error
+from cases import BACKENDS, Results, assert_close
+from fulmen.lab.yardstick import rounded_products
+
+__all__ = ["OPS", "SAVES", "Case", "assert_close", "differentiate", "exact", "leaves", "run", "tensors"]
 
 SAVES = ((), ("kv",), ("kv", "qkv"))
 OPS = [name for name in BACKENDS if name != "reference"]  # the reference is no op
@@ -52,10 +55,14 @@ def differentiate(case: Case, inputs: dict[str, Tensor], output: Tensor) -> dict
     return {"output": output.detach()} | {f"d{name}": x for name, x in zip(inputs, grads, strict=True)}
 
 
-def run(case: Case, **options: object) -> dict[str, Tensor]:
+def run(case: Case, backend: str = "auto", **options: object) -> Results:
     """The output and all gradients."""
-    inputs = leaves(case)
-    return differentiate(case, inputs, fulmen.output_gated_attention(**inputs, **options))
+
+    def compute(backend: str) -> dict[str, Tensor]:
+        inputs = leaves(case)
+        return differentiate(case, inputs, fulmen.output_gated_attention(**inputs, backend=backend, **options))
+
+    return Results(compute(backend), backend, rounded_products()(lambda: compute("torch")))
 
 
 @lru_cache(maxsize=64)
@@ -64,12 +71,3 @@ def exact(case: Case) -> dict[str, Tensor]:
     inputs = {name: x.detach().double().requires_grad_() for name, x in leaves(case).items()}
     kv = torch.einsum("bmhd,bmhe->bhde", inputs["k"], inputs["v"])
     return differentiate(case, inputs, inputs["gate"] * torch.einsum("bnhd,bhde->bnhe", inputs["q"], kv))
-
-
-def assert_close(results: dict[str, Tensor], expected: dict[str, Tensor], what: str = "") -> None:
-    for name, want in expected.items():
-        got = results[name]
-        assert got.shape == want.shape, f"{what} {name}: shape {list(got.shape)}, expected {list(want.shape)}"
-        assert torch.isfinite(got).all(), f"{what} {name} is not finite"
-        error = relative_error(got, want)
-        assert error <= TOLERANCE[got.dtype], f"{what} {name}: off by {error:.1e}, allowed {TOLERANCE[got.dtype]:.1e}"

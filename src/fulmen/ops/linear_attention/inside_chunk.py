@@ -38,7 +38,7 @@ def scalar_backward(
 
 def channel_forward(q: Tensor, k: Tensor, v: Tensor, a: Decay, c: Decay) -> Tensor:
     """Outputs for decays per channel. Merges ``a`` and ``c`` to the whole chunk on the way."""
-    out = (q * k).sum(-1, keepdim=True) * v
+    out = own_scores(q, k) * v
     while (size := a.size) < q.shape[-2]:
         scores = weigh(second(q, size), a.weights_second()) @ weigh(first(k, size), a.weights_first()).mT
         second(out, size).add_(weigh(scores @ weigh(first(v, size), c.weights_first()), c.weights_second()))
@@ -51,8 +51,8 @@ def channel_backward(
     q: Tensor, k: Tensor, v: Tensor, do: Tensor, a: Decay, c: Decay, da: Tensor | None, dc: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v; adds to those of the decays, ``[..., C, K]``, where given. Merges ``a`` and ``c``."""
-    diagonal = (v * do).sum(-1, keepdim=True)
-    dq, dk, dv = diagonal * k, diagonal * q, (q * k).sum(-1, keepdim=True) * do
+    diagonal = own_scores(do, v)
+    dq, dk, dv = diagonal * k, diagonal * q, own_scores(q, k) * do
     while (size := a.size) < q.shape[-2]:
         a1, a2, c1, c2 = a.weights_first(), a.weights_second(), c.weights_first(), c.weights_second()
         q2, k1 = weigh(second(q, size), a2), weigh(first(k, size), a1)
@@ -71,6 +71,11 @@ def channel_backward(
         a.double()
         c.double()
     return dq, dk, dv
+
+
+def own_scores(rows: Tensor, columns: Tensor) -> Tensor:
+    """Of each token with itself, ``[..., C, 1]``."""
+    return (rows * columns).sum(-1, keepdim=True)
 
 
 def _scores(rows: Tensor, columns: Tensor, weights: Tensor | None) -> Tensor:

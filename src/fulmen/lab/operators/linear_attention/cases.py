@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import fulmen
+from fulmen.lab.yardstick import rounded_products
 from fulmen.ops.chunks.decay_form import Decays
 from fulmen.ops.chunks.sequences import share_heads
 from fulmen.ops.linear_attention.reference import read_out, states_of, token_decay
@@ -157,3 +158,10 @@ def exact(case: Case, without: str = "") -> dict[str, Tensor]:
         outputs.append(read_out(q[:, tokens], states, case.factor))
         finals.append(states[-1])
     return differentiate(case, leaves, torch.cat(outputs, 1), torch.cat(finals), without)
+
+
+@lru_cache(maxsize=64)
+def yardstick(case: Case) -> dict[str, Tensor]:
+    """The same of bfloat16 inputs in the arithmetic of GPU kernels."""
+    with rounded_products():
+        return run(case, backend="torch")

@@ -14,6 +14,7 @@ from fulmen.lab.operators.linear_attention import cases
 from fulmen.lab.operators.linear_attention.cases import ALL_DECAYS, Case
 from fulmen.lab.tolerances import TOLERANCE, deviations, relative_error
 from fulmen.lab.verify.check import DTYPES, Check, Target
+from fulmen.lab.yardstick import rounded_products
 from fulmen.ops.chunks.decay_form import tokens_of
 from fulmen.ops.linear_attention.validation import SCHEDULES
 
@@ -78,7 +79,7 @@ def describe(case: Case, schedule: str = "") -> str:
 
 def attention(target: Target, case: Case, schedule: str) -> list[str]:
     results = cases.run(case, target.device, schedule=schedule, backend=target.backend)
-    return deviations(results, cases.exact(case), target.backend)
+    return deviations(results, cases.exact(case), target.backend, partial(cases.yardstick, case))
 
 
 def twice(target: Target, case: Case) -> list[str]:
@@ -124,4 +125,9 @@ def states(target: Target, case: Case, chunk_size: int = 16) -> list[str]:
 
     exact = {name: x.detach().double().requires_grad_() for name, x in cases.inputs(case).items()}
     results = run(cases.inputs(case, target.device), target.backend)
-    return deviations(results, run(exact, "reference"), target.backend)
+
+    def yardstick() -> dict[str, Tensor]:
+        with rounded_products():
+            return run(cases.inputs(case), "torch")
+
+    return deviations(results, run(exact, "reference"), target.backend, yardstick)

@@ -12,6 +12,7 @@ from torch import Tensor
 import fulmen
 from fulmen.lab.tolerances import deviations
 from fulmen.lab.verify.check import DTYPES, Check, Target, unusual
+from fulmen.lab.yardstick import rounded_products
 from fulmen.ops.output_gate.validation import SAVES
 
 
@@ -64,7 +65,12 @@ def run(inputs: list[Tensor], save: tuple[str, ...], backend: str) -> dict[str, 
 def attend(target: Target, case: Case, save: tuple[str, ...]) -> list[str]:
     expected = run([x.double() for x in tensors(case)], save, "reference")
     results = run([x.to(target.device) for x in tensors(case)], save, target.backend)
-    return deviations(results, expected, target.backend)
+
+    def yardstick() -> dict[str, Tensor]:
+        with rounded_products():
+            return run(tensors(case), save, "torch")
+
+    return deviations(results, expected, target.backend, yardstick)
 
 
 def twice(target: Target, case: Case) -> list[str]:

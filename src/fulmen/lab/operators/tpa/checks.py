@@ -12,7 +12,11 @@ from torch import Tensor
 import fulmen
 from fulmen.lab.tolerances import deviations
 from fulmen.lab.verify.check import DTYPES, Check, Target, unusual
+from fulmen.ops.tpa.problem import decode_of
+from fulmen.ops.tpa.reference import product, softmax
 from fulmen.ops.tpa.validation import SPLITS
+
+FACTORS = ("aq", "ak", "av", "bq", "bk", "bv")
 
 
 class Case(NamedTuple):
@@ -75,7 +79,17 @@ def decode(target: Target, case: Case, split: str) -> list[str]:
     given = factors(case)
     exact = {name: x if name == "seqlens" else x.double() for name, x in given.items()}
     expected = {"output": fulmen.tpa_decode(**exact, backend="reference")}
-    return deviations({"output": run(target, given, split)}, expected, target.backend)
+    return deviations({"output": run(target, given, split)}, expected, target.backend, partial(yardstick, given))
+
+
+def yardstick(given: dict[str, Any]) -> dict[str, Tensor]:
+    """The output where values are weighed by bfloat16: of the softmax, times a value's own factor, rounded once."""
+    p = decode_of(**given)
+    p = p._replace(**{name: getattr(p, name).double() for name in FACTORS})
+    scores = torch.einsum("bnhd,bmhd->bhm", product(p.aq, p.bq), product(p.ak, p.bk)) * p.scale
+    weights = softmax(scores, p.padding()).unsqueeze(3) * p.av.transpose(1, 2).nan_to_num() / p.ranks[2]
+    values = weights.bfloat16().double().flatten(2, 3) @ p.bv.flatten(1, 2).nan_to_num()
+    return {"output": values.unsqueeze(1).bfloat16()}
 
 
 def twice(target: Target, case: Case) -> list[str]:
