@@ -60,18 +60,14 @@ public:
     }
 
     // pairs[j][i] = later_i . earlier_j with the weight between the two, 0 for i < j.
-    // later_transposed is later's transpose, one panel; only the scalar forms read it.
-    void pair_products(Panels later, Panels earlier, const float *later_transposed, float *pairs) const {
-        if (!by_channel()) {
-            multiply(pairs, 1, Zero{}, Product<AsStored>{earlier, later_transposed, blocks_});
-            weigh_pairs(pairs, weights_->pair);
-            return;
-        }
-        memset(pairs_, 0, kBlock * sizeof(Vec));
-        for (int64_t p = 0; p < blocks_; ++p)
-            channel_pairs(later.panel(p), earlier.panel(p), factors_.panel(p), pairs_);
-        for (int i = 0; i < kChunk; ++i)
-            for (int j = 0; j < kChunk; ++j) pairs[j * kPanel + i] = j <= i ? sum_lanes(pairs_[i * kChunk + j]) : 0.0f;
+    // later_transposed is later's transpose, one panel; only the scalar forms read it, and only they take pairs.
+    template <class Element>
+    void pair_products(PanelsOf<Element> later, PanelsOf<Element> earlier, const Element *later_transposed,
+                       float *pairs) const {
+        if constexpr (std::is_same<Element, float>::value)
+            if (by_channel()) return channel_pair_products(later, earlier, pairs);
+        multiply(pairs, 1, Zero{}, Product<AsStoredOf<Element>>{earlier, later_transposed, blocks_});
+        weigh_pairs(pairs, weights_->pair);
     }
 
     const float *factors(int64_t p) const { return factors_.panel(p); }
@@ -90,6 +86,14 @@ public:
     int64_t blocks() const { return blocks_; }
 
 private:
+    void channel_pair_products(Panels later, Panels earlier, float *pairs) const {
+        memset(pairs_, 0, kBlock * sizeof(Vec));
+        for (int64_t p = 0; p < blocks_; ++p)
+            channel_pairs(later.panel(p), earlier.panel(p), factors_.panel(p), pairs_);
+        for (int i = 0; i < kChunk; ++i)
+            for (int j = 0; j < kChunk; ++j) pairs[j * kPanel + i] = j <= i ? sum_lanes(pairs_[i * kChunk + j]) : 0.0f;
+    }
+
     void prepare_scalar_weights(int64_t first, int64_t count) {
         const bool varies = form_ == FULMEN_DECAY_TOKEN;
         if (!varies && prepared_ == count) return;
@@ -117,16 +121,12 @@ private:
     Vec *pairs_ = nullptr;
 };
 
-// S = diag(key totals) S diag(value totals), plus keys^T values, for panel p of S and of the values.
+// S = diag(key totals) S diag(value totals), for panel p of S.
 FULMEN_INLINE Scale decayed(const Axis &key, const Axis &value, int64_t p) {
     return {key.totals(), value.decays() ? value.totals() + p * kPanel : nullptr};
 }
 FULMEN_INLINE void decay_panel(float *state, const Axis &key, const Axis &value, int64_t p) {
     multiply(state, key.blocks(), decayed(key, value, p));
-}
-FULMEN_INLINE void advance_panel(float *state, const Axis &key, const Axis &value, int64_t p, Panels keys,
-                                 const float *values) {
-    multiply(state, key.blocks(), decayed(key, value, p), Product<Transposed>{keys, values, 1});
 }
 
 }  // namespace FULMEN_ISA

@@ -6,6 +6,10 @@
 //     dk_j  = e^{b_C - b_j} (dS v_j) + sum over i >= j of e^{b_i - b_j} q_i (v_j . do_i)
 //     dv_j  = dS^T (e^{b_C - b_j} k_j) + sum over i >= j of (q_i e^{b_i - b_j} . k_j) do_i
 //     dS_in = e^{b_C} dS + sum over i of (e^{b_i} q_i) do_i^T
+//
+// Pairs serve one decay for all channels of the keys (or none), whose gradient nobody wants. The states, the sums v.do
+// and q.k and the rows that go into a state are rounded once, where they become factors; the other weights and the
+// scale are applied to what was multiplied, in floats.
 #pragma once
 
 #include "decay_gradient.h"
@@ -19,50 +23,68 @@ struct HeadGradients {
     Rows output, q, k, v, log_decay, log_decay_v;
 };
 
-class BackwardWorker : public StateWorker {
+template <class Element> class BackwardWorker : public StateWorker<Element> {
+    typedef StateWorker<Element> Base;
+    using Base::in, Base::k, Base::kInFloats, Base::prefetch_share, Base::v;
+
 public:
+    using Base::key, Base::state, Base::value;
+
     BackwardWorker(Arena &arena, const fulmen_problem &p, bool wants_decay, bool wants_decay_v)
-        : StateWorker(arena, p, p.value_size),
+        : Base(arena, p, p.value_size, Use{true, true}, Use{true, true}),
           key_gradient(arena, p.decay_form, p.key_size, wants_decay),
           value_gradient(arena, p.decay_v_form, p.value_size, wants_decay_v),
-          q(arena.panels(kChunk, p.key_size)),
-          g(arena.panels(kChunk, p.value_size)),
+          scale((float)p.scale),
+          q(arena, kChunk, p.key_size, Use{true, true, key.decays() || scale != 1.0f}),
+          g(arena, kChunk, p.value_size, Use{true, true}),
+          by_row(kInFloats ? PanelsOf<Element>{} : arena.panels<Element>(p.key_size, elements<Element>(p.value_size))),
+          by_column(kInFloats ? PanelsOf<Pair>{} : arena.panels<Pair>(elements<Pair>(p.key_size), p.value_size)),
           d_keys(arena.panels(kChunk, p.key_size)),
           d_values(arena.panels(kChunk, p.value_size)),
           inside_keys(arena.panels(kChunk, p.key_size)),
           inside_values(arena.panels(kChunk, p.value_size)),
           keys_transposed(arena.floats(padded(p.key_size) * kPanel)),
-          values_transposed(arena.floats(padded(p.value_size) * kPanel)),
+          values_transposed((Element *)arena.floats(padded(p.value_size) * kPanel)),
           scores(arena.floats(kBlock)),
           grads(arena.floats(kBlock)),
-          scale((float)p.scale) {}
+          rounded(kInFloats ? nullptr : (Element *)arena.floats(kBlock)) {}
 
     // The first walk's chunk: dq, the decay gradient's first kind, and the state.
     void walk_right(int64_t t, int64_t count) {
         load_chunk(t, count, key_gradient.wanted() || value_gradient.wanted());
-        transpose(g, value.size(), values_transposed);
-        value.pair_products(g, v, values_transposed, grads);
-        value.weigh_later(g);
-        if (value.decays()) transpose(g, value.size(), values_transposed);
-        state_times(values_transposed, keys_transposed, d_keys);
+        form_grads();
+        if constexpr (kInFloats) {
+            value.weigh_later(g.in_floats());
+            if (value.decays()) transpose(g.in_floats(), value.size(), values_transposed);
+        }
+        state_times_values();
         key.weigh_later(d_keys);
-        if (key_gradient.wanted()) key_gradient.begin(q, d_keys, t, count);
+        if (!kInFloats) scale_rows(d_keys, key.blocks());
+        if (key_gradient.wanted()) key_gradient.begin(q.in_floats(), d_keys, t, count);
         if (out.q.present()) {
             add_pairs_to_query_gradient();
             unpack(d_keys, t, count, key.size(), out.q);
         }
-        if (value_gradient.wanted()) {
-            key.weigh_later(q);
-            for (int64_t p = 0; p < value.blocks(); ++p)
-                multiply(d_values.panel(p), 1, Zero{}, Product<AsStored>{q, state.panel(p), key.blocks()});
-            value_gradient.begin(d_values, g, t, count);
-        }
-        key.weigh_earlier(k);
-        value.weigh_earlier(v);
+        if constexpr (kInFloats)
+            if (value_gradient.wanted()) {
+                key.weigh_later(q.in_floats());
+                for (int64_t p = 0; p < value.blocks(); ++p)
+                    multiply(d_values.panel(p), 1, Zero{},
+                             Product<AsStored>{q.in_floats(), state.panel(p), key.blocks()});
+                value_gradient.begin(d_values, g.in_floats(), t, count);
+            }
+        this->weigh_keys();
+        if (kInFloats) value.weigh_earlier(v.in_floats());
         for (int64_t p = 0; p < value.blocks(); ++p) {
             prefetch_inputs(t + kAhead, p);
-            advance_panel(state.panel(p), key, value, p, k, v.panel(p));
+            this->advance_panel(p, decayed(key, value, p), k, v);
         }
+    }
+
+    // Before the second walk's first chunk, once the gradient of the state has entered.
+    void turn() {
+        for (int64_t p = 0; p < value.blocks() && !kInFloats; ++p)
+            round_rows(state.panel(p), key.blocks() * kPanel, by_column.panel(p));
     }
 
     // The second walk's chunk: dk, dv, the decay gradients, and the gradient of the state, which `state` now holds.
@@ -75,43 +97,45 @@ public:
         if (entering.data && value_gradient.wanted())
             value_gradient.restart(key, value, entering, state, Along::Values);
         if (values || key_gradient.wanted()) {
-            transpose(q, key.size(), keys_transposed);
-            key.pair_products(q, k, keys_transposed, scores);
+            Element *const queries = (Element *)keys_transposed;
+            transpose(q.over_channels(), elements<Element>(key.size()), queries);
+            key.pair_products(q.over_channels(), k.over_channels(), queries, scores);
+            if (!kInFloats) scale_rows(Panels{scores, 0}, 1);
         }
-        if (keys) {
-            transpose(g, value.size(), values_transposed);
-            value.pair_products(g, v, values_transposed, grads);
-        }
+        if (keys) form_grads();
         if (values && value.by_channel())
             for (int64_t p = 0; p < value.blocks(); ++p)
-                channel_mix_back(scores, g.panel(p), v.panel(p), value.factors(p), inside_values.panel(p),
+                channel_mix_back(scores, g.in_floats().panel(p), v.in_floats().panel(p), value.factors(p),
+                                 inside_values.panel(p),
                                  value_gradient.wanted() ? value_gradient.inside.panel(p) : nullptr);
-        value.weigh_earlier(v);
+        if (kInFloats) value.weigh_earlier(v.in_floats());
         if (keys) {
             weigh_pairs_for_keys();
-            transpose(v, value.size(), values_transposed);
-            state_times(values_transposed, keys_transposed, d_keys);
+            transpose(v.over_channels(), elements<Element>(value.size()), values_transposed);
+            state_times_values();
         }
-        key.weigh_earlier(k);
-        if (key_gradient.wanted()) key_gradient.finish(key, k, d_keys, t, count);
+        if (kInFloats) key.weigh_earlier(k.in_floats());
+        if (key_gradient.wanted()) key_gradient.finish(key, k.in_floats(), d_keys, t, count);
         if (out.k.present()) {
             key.weigh_earlier(d_keys);
             add_pairs_to_key_gradient();
             unpack(d_keys, t, count, key.size(), out.k);
         }
-        for (int64_t p = 0; p < value.blocks() && values; ++p) read_values(p);
-        if (value_gradient.wanted()) value_gradient.finish(value, v, d_values, t, count);
+        if (values) read_values();
+        if (value_gradient.wanted()) value_gradient.finish(value, v.in_floats(), d_values, t, count);
         if (out.v.present()) {
             value.weigh_earlier(d_values);
             if (value.by_channel())
                 for (int64_t p = 0; p < value.blocks(); ++p) add_block(d_values.panel(p), inside_values.panel(p));
             unpack(d_values, t, count, value.size(), out.v);
         }
-        key.weigh_later(q);
-        value.weigh_later(g);
+        weigh_queries();
         for (int64_t p = 0; p < value.blocks(); ++p) {
             prefetch_inputs(t - kAhead, p);
-            advance_panel(state.panel(p), key, value, p, q, g.panel(p));
+            if constexpr (kInFloats)
+                this->advance_panel(p, decayed(key, value, p), q, g);
+            else
+                this->advance_panel(p, ScaleAndRound{decayed(key, value, p), by_column.panel(p)}, q, g);
         }
     }
 
@@ -120,13 +144,12 @@ public:
         const int64_t count = smaller<int64_t>(kChunk, last - t);
         key.begin(t, count);
         value.begin(t, count);
-        pack(in.q, t, count, key.size(), q);
+        load_queries(t, count);
         load_output_gradient(t, count);
-        key.weigh_later(q);
-        value.weigh_later(g);
+        weigh_queries();
         for (int64_t p = 0; p < value.blocks(); ++p) {
             prefetch_queries(t - kAhead, p);
-            advance_panel(state.panel(p), key, value, p, q, g.panel(p));
+            this->advance_panel(p, decayed(key, value, p), q, g);
         }
     }
 
@@ -135,16 +158,34 @@ public:
 
 private:
     void load_chunk(int64_t t, int64_t count, bool with_queries) {
-        load_keys_and_values(t, count);
-        if (with_queries) pack(in.q, t, count, key.size(), q);
+        this->load_keys_and_values(t, count);
+        if (with_queries) load_queries(t, count);
         load_output_gradient(t, count);
     }
 
+    void load_queries(int64_t t, int64_t count) {
+        float weights[kChunk];
+        for (int i = 0; i < kChunk; ++i) weights[i] = scale * key.weights().prefix[i];
+        q.load(in.q.from(t, 0), count, weights);
+    }
+
+    // Scaled in floats; of pairs, whatever is multiplied by it is.
     void load_output_gradient(int64_t t, int64_t count) {
-        pack(out.output, t, count, value.size(), g);
+        g.load(out.output.from(t, 0), count);
+        if (kInFloats) scale_rows(g.in_floats(), value.blocks());
+    }
+
+    void scale_rows(Panels x, int64_t blocks) const {
         if (scale == 1.0f) return;
-        for (int64_t p = 0; p < value.blocks(); ++p)
-            for (int x = 0; x < kBlock; x += kLanes) store(g.panel(p) + x, load(g.panel(p) + x) * scale);
+        for (int64_t p = 0; p < blocks; ++p)
+            for (int i = 0; i < kBlock; i += kLanes) store(x.panel(p) + i, load(x.panel(p) + i) * scale);
+    }
+
+    // For the gradient of the state that enters the chunk.
+    void weigh_queries() {
+        if (!kInFloats) return;
+        key.weigh_later(q.in_floats());
+        value.weigh_later(g.in_floats());
     }
 
     FULMEN_MEMBER void prefetch_queries(int64_t t, int64_t p) const {
@@ -153,22 +194,41 @@ private:
     }
     FULMEN_MEMBER void prefetch_inputs(int64_t t, int64_t p) const {
         prefetch_queries(t, p);
-        prefetch_keys_and_values(t, p);
+        this->prefetch_keys_and_values(t, p);
     }
 
     static void add_block(float *to, const float *from) {
         for (int x = 0; x < kBlock; x += kLanes) store(to + x, load(to + x) + load(from + x));
     }
 
+    // And leaves the transpose of g in values_transposed.
+    void form_grads() {
+        transpose(g.over_channels(), elements<Element>(value.size()), values_transposed);
+        value.pair_products(g.over_channels(), v.over_channels(), values_transposed, grads);
+        if (!kInFloats) scale_rows(Panels{grads, 0}, 1);
+    }
+
+    // d_keys = the rows in values_transposed times the state's transpose.
+    void state_times_values() {
+        if constexpr (kInFloats) {
+            this->state_times(state, values_transposed, keys_transposed, d_keys);
+        } else {
+            round_columns(state, key.blocks() * kPanel, value.size(), by_row);
+            this->state_times(by_row, values_transposed, keys_transposed, d_keys);
+        }
+    }
+
     void add_pairs_to_query_gradient() {
-        if (!key.by_channel()) weigh_pairs(grads, key.weights().pair);
+        if (!key.by_channel()) {
+            weigh_pairs(grads, key.weights().pair);
+            const TransposedOf<Element> left = transposed(grads, rounded);
+            for (int64_t p = 0; p < key.blocks(); ++p)
+                multiply(d_keys.panel(p), 1, Add{}, Product<TransposedOf<Element>>{left, k.over_tokens().panel(p), 1});
+            return;
+        }
         for (int64_t p = 0; p < key.blocks(); ++p) {
-            if (key.by_channel()) {
-                channel_mix(grads, k.panel(p), key.factors(p), inside_keys.panel(p));
-                add_block(d_keys.panel(p), inside_keys.panel(p));
-            } else {
-                multiply(d_keys.panel(p), 1, Add{}, Product<Transposed>{Panels{grads, 0}, k.panel(p), 1});
-            }
+            channel_mix(grads, k.in_floats().panel(p), key.factors(p), inside_keys.panel(p));
+            add_block(d_keys.panel(p), inside_keys.panel(p));
         }
     }
 
@@ -176,8 +236,8 @@ private:
     void weigh_pairs_for_keys() {
         if (key.by_channel()) {
             for (int64_t p = 0; p < key.blocks(); ++p)
-                channel_mix_back(grads, q.panel(p), k.panel(p), key.factors(p), inside_keys.panel(p),
-                                 key_gradient.wanted() ? key_gradient.inside.panel(p) : nullptr);
+                channel_mix_back(grads, q.in_floats().panel(p), k.in_floats().panel(p), key.factors(p),
+                                 inside_keys.panel(p), key_gradient.wanted() ? key_gradient.inside.panel(p) : nullptr);
             return;
         }
         if (key_gradient.wanted()) scalar_gradient(scores, grads, key_gradient.inside_scalar);
@@ -185,27 +245,42 @@ private:
     }
 
     void add_pairs_to_key_gradient() {
-        for (int64_t p = 0; p < key.blocks(); ++p)
-            if (key.by_channel())
-                add_block(d_keys.panel(p), inside_keys.panel(p));
-            else
-                multiply(d_keys.panel(p), 1, Add{}, Product<AsStored>{Panels{grads, 0}, q.panel(p), 1});
+        if (!key.by_channel()) {
+            const AsStoredOf<Element> left = as_stored(grads, rounded);
+            for (int64_t p = 0; p < key.blocks(); ++p)
+                multiply(d_keys.panel(p), 1, Add{}, Product<AsStoredOf<Element>>{left, q.over_tokens().panel(p), 1});
+            return;
+        }
+        for (int64_t p = 0; p < key.blocks(); ++p) add_block(d_keys.panel(p), inside_keys.panel(p));
     }
 
-    void read_values(int64_t p) {
-        const Product<AsStored> from_state{k, state.panel(p), key.blocks()};
-        if (value.by_channel())
-            multiply(d_values.panel(p), 1, Zero{}, from_state);
-        else
-            multiply(d_values.panel(p), 1, Zero{}, from_state, Product<AsStored>{Panels{scores, 0}, g.panel(p), 1});
+    // d_values, from the state and, unless channel_mix_back has them, from pairs inside the chunk.
+    void read_values() {
+        const AsStoredOf<Element> left = as_stored(scores, rounded);
+        for (int64_t p = 0; p < value.blocks(); ++p) {
+            const Product<AsStoredOf<Element>> inside{left, g.over_tokens().panel(p), 1};
+            if constexpr (kInFloats) {
+                const Product<AsStored> from_state{k.in_floats(), state.panel(p), key.blocks()};
+                value.by_channel() ? multiply(d_values.panel(p), 1, Zero{}, from_state)
+                                   : multiply(d_values.panel(p), 1, Zero{}, from_state, inside);
+            } else {
+                multiply(d_values.panel(p), 1, Zero{},
+                         Product<AsStoredOf<Pair>>{k.over_channels(), by_column.panel(p), key.blocks()},
+                         RowWeights{key.weights().suffix}, inside);
+            }
+        }
     }
 
-    Panels q, g;              // g is scale * do
-    Panels d_keys, d_values;  // gradients on either axis
-    Panels inside_keys, inside_values;
-    float *keys_transposed, *values_transposed;
-    float *scores, *grads;  // [j][i]: q_i . k_j and do_i . v_j
     float scale;
+    Operand<Element> q, g;     // g is do, and in floats scale * do
+    PanelsOf<Element> by_row;  // the state rounded along its rows,
+    PanelsOf<Pair> by_column;  // and along its columns
+    Panels d_keys, d_values;   // gradients on either axis
+    Panels inside_keys, inside_values;
+    float *keys_transposed;
+    Element *values_transposed;
+    float *scores, *grads;  // [j][i]: q_i . k_j and do_i . v_j
+    Element *rounded;       // one of these, as a factor
 };
 
 }  // namespace FULMEN_ISA

@@ -5,6 +5,7 @@ namespace FULMEN_ISA {
 
 #define FULMEN_COMPILED_HERE(...) template void multiply(float *, int64_t, __VA_ARGS__);
 FULMEN_PRODUCTS(FULMEN_COMPILED_HERE)
+FULMEN_PAIR_PRODUCTS(FULMEN_COMPILED_HERE)
 
 }  // namespace FULMEN_ISA
 }  // namespace fulmen

@@ -2,24 +2,33 @@
 // the right factor always supplies its rows, from a panel or from the caller's memory.
 //
 // An element of a factor is a float, or a pair of bfloat16 that are neighbours along the axis that is summed over: 4
-// bytes either way, so that only the multiply-add knows the difference, and pairs halve the depth. Results are floats.
+// bytes either way, so that only the multiply-add knows the difference, and pairs halve the depth. Results are floats,
+// and may be rounded to pairs at once where they are factors of the next product.
 //
 // Each element of a product is one chain of multiply-adds in the order of depth, whatever the tile: how the work is
 // split over rows and columns never changes a bit.
 #pragma once
+
+#include <type_traits>
 
 #include "panels.h"
 
 namespace fulmen {
 namespace FULMEN_ISA {
 
-// The left factor, as stored. rows(b) is where row block b begins, next_depth() leads to the next 16 of its columns.
+// How many numbers along the summed axis one element holds, and how many elements are a block of depth, 16 numbers.
+template <class Element> constexpr int64_t kNumbers = std::is_same<Element, Pair>::value ? 2 : 1;
+template <class Element> constexpr int64_t kDepth = kPanel / kNumbers<Element>;
+
+// The left factor, as stored. at(b, d) is where block d of the depth of row block b begins.
 template <class Element_> struct AsStoredOf {
     typedef Element_ Element;
     const Element *data;
     int64_t stride;
-    const Element *rows(int64_t block) const { return data + block * kBlock; }
-    int64_t next_depth() const { return stride; }
+    FULMEN_MEMBER const Element *at(int64_t block, int64_t depth) const {
+        const int64_t column = depth * kDepth<Element>;
+        return data + column / kPanel * stride + block * kBlock + column % kPanel;
+    }
     FULMEN_MEMBER int offset(int row, int depth) const { return row * kPanel + depth; }
     AsStoredOf(PanelsOf<Element> x) : data(x.data), stride(x.stride) {}
 };
@@ -30,8 +39,9 @@ template <class Element_> struct TransposedOf {
     typedef Element_ Element;
     const Element *data;
     int64_t stride;
-    const Element *rows(int64_t block) const { return data + block * stride; }
-    int64_t next_depth() const { return kBlock; }
+    FULMEN_MEMBER const Element *at(int64_t block, int64_t depth) const {
+        return data + block * stride + depth * kDepth<Element> * kPanel;
+    }
     FULMEN_MEMBER int offset(int row, int depth) const { return depth * kPanel + row; }
     TransposedOf(PanelsOf<Element> x) : data(x.data), stride(x.stride) {}
 };
@@ -42,8 +52,9 @@ template <class Element_> struct InPlaceOf {
     typedef Element_ Element;
     const Element *data;
     int64_t stride;
-    const Element *rows(int64_t block) const { return data + block * kPanel * stride; }
-    int64_t next_depth() const { return kPanel; }
+    FULMEN_MEMBER const Element *at(int64_t block, int64_t depth) const {
+        return data + block * kPanel * stride + depth * kDepth<Element>;
+    }
     FULMEN_MEMBER int64_t offset(int row, int depth) const { return row * stride + depth; }
 };
 
@@ -70,6 +81,11 @@ template <class Left, class Right = PanelOf<typename Left::Element>, class Meanw
     Right right;
     int64_t depth;  // in blocks
     Meanwhile meanwhile = {};
+};
+
+// Between two products: weighs each row of the sum so far.
+struct RowWeights {
+    const float *weights;
 };
 
 // What a tile starts from.
@@ -106,15 +122,41 @@ struct Scale {
     }
 };
 
-template <int Row, int Column, int Rows, int Vecs, class... Parts>
-FULMEN_INLINE void accumulate(Vec (&acc)[Rows][Vecs], int64_t block, const Product<Parts...> &product) {
-    const int64_t next = product.left.next_depth();
-    const auto *a = product.left.rows(block);
+// The same, and its rows are rounded to pairs, the even ones with the odd ones: a right factor.
+struct ScaleAndRound : Scale {
+    Pair *rounded;
+    ScaleAndRound(Scale scale, Pair *rounded) : Scale(scale), rounded(rounded) {}
+};
+
+// What becomes of a tile beside its being stored.
+template <class Start, int Rows, int Vecs>
+FULMEN_INLINE void finish(const Start &, const Vec (&)[Rows][Vecs], int64_t, int) {}
+template <int Rows, int Vecs>
+FULMEN_INLINE void finish(const ScaleAndRound &start, const Vec (&acc)[Rows][Vecs], int64_t row, int column) {
+    static_assert(Rows % 2 == 0, "a pair may not be split between tiles");
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; r += 2)
+#pragma GCC unroll 4
+        for (int v = 0; v < Vecs; ++v)
+            store(start.rounded + (row + r) / 2 * kPanel + column + v * kLanes, lane_pairs(acc[r][v], acc[r + 1][v]));
+}
+
+template <int Row, int Column, int Rows, int Vecs>
+FULMEN_INLINE void accumulate(Vec (&acc)[Rows][Vecs], int64_t block, const RowWeights &rows) {
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < Vecs; ++v) acc[r][v] *= rows.weights[block * kPanel + Row + r];
+}
+
+template <int Row, int Column, int Rows, int Vecs, class Left, class... Parts>
+FULMEN_INLINE void accumulate(Vec (&acc)[Rows][Vecs], int64_t block, const Product<Left, Parts...> &product) {
     auto b = product.right;
-    for (int64_t p = 0; p < product.depth; ++p, a += next) {
+    for (int64_t p = 0; p < product.depth; ++p) {
+        const auto *a = product.left.at(block, p);
         if (Row == 0 && Column == 0) product.meanwhile();
 #pragma GCC unroll 16
-        for (int k = 0; k < kPanel; ++k) {
+        for (int k = 0; k < kDepth<typename Left::Element>; ++k) {
             decltype(load(a)) right[Vecs];
 #pragma GCC unroll 4
             for (int v = 0; v < Vecs; ++v) right[v] = load(b.data + Column + v * kLanes);
@@ -151,6 +193,7 @@ FULMEN_INLINE void multiply_block(float *c, int64_t block, const Start &start, c
             for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 4
                 for (int v = 0; v < kTileVecs; ++v) store(tile + r * kPanel + v * kLanes, acc[r][v]);
+            finish(start, acc, block * kPanel + Row, Column);
             multiply_block<Row + rows, Column>(c, block, start, products...);
         } else {
             multiply_block<0, Column + kTileVecs * kLanes>(c, block, start, products...);
@@ -178,8 +221,23 @@ void multiply(float *c, int64_t row_blocks, Start start, Products... products) {
     KIND(Add, Product<AsStored>)                       \
     KIND(Add, Product<Transposed>)                     \
     KIND(Scale, Product<Transposed>)
+#if FULMEN_PAIRS
+typedef AsStoredOf<Pair> PairsAsStored;
+typedef TransposedOf<Pair> PairsTransposed;
+#define FULMEN_PAIR_PRODUCTS(KIND)                                           \
+    KIND(Zero, Product<PairsAsStored>)                                       \
+    KIND(Zero, Product<PairsAsStored>, RowWeights, Product<PairsAsStored>)   \
+    KIND(Zero, Product<PairsAsStored>, RowWeights, Product<PairsTransposed>) \
+    KIND(Add, Product<PairsAsStored>)                                        \
+    KIND(Add, Product<PairsTransposed>)                                      \
+    KIND(Scale, Product<PairsTransposed>)                                    \
+    KIND(ScaleAndRound, Product<PairsTransposed>)
+#else
+#define FULMEN_PAIR_PRODUCTS(KIND)
+#endif
 #define FULMEN_COMPILED_ELSEWHERE(...) extern template void multiply(float *, int64_t, __VA_ARGS__);
 FULMEN_PRODUCTS(FULMEN_COMPILED_ELSEWHERE)
+FULMEN_PAIR_PRODUCTS(FULMEN_COMPILED_ELSEWHERE)
 #undef FULMEN_COMPILED_ELSEWHERE
 
 }  // namespace FULMEN_ISA

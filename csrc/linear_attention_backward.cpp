@@ -29,7 +29,7 @@ struct Segment {
 
 // One head's way through both walks. All it needs stands in one piece of workspace, since heads that share inputs
 // take turns segment by segment. `longest` is the most tokens that it will have.
-class HeadBackward {
+template <class Element> class HeadBackward {
 public:
     HeadBackward(Arena &arena, const fulmen_attention_backward_call &call, int64_t longest)
         : p(call.problem),
@@ -94,7 +94,10 @@ public:
 
     void walk_left(int64_t first, int64_t last) {
         if (!has_second_walk) return;
-        if (last >= s.tokens && (first < s.tokens || first == 0)) enter(entering_gradient, grad_final);
+        if (last >= s.tokens && (first < s.tokens || first == 0)) {
+            enter(entering_gradient, grad_final);
+            worker.turn();
+        }
         last = smaller(last, s.tokens);
         for (int64_t chunk = chunks_of(last) - 1; chunk >= first / kChunk && last > first; --chunk) {
             worker.walk_left(chunk * kChunk, smaller<int64_t>(kChunk, s.tokens - chunk * kChunk),
@@ -126,7 +129,7 @@ private:
 
     const fulmen_problem &p;
     bool restarts, has_first_walk, has_second_walk;
-    BackwardWorker worker;
+    BackwardWorker<Element> worker;
     int64_t most_kept, spacing = 0;
     float *kept = nullptr, *per_token = nullptr;
     Sequence s = {};
@@ -134,7 +137,7 @@ private:
     Matrix initial = {}, grad_final = {}, dinitial = {};
 };
 
-struct Plan {
+template <class HeadBackward> struct Plan {
     int64_t longest, threads, heads, segments, head_bytes, group;
     SharedGradient dq, dk, dv;
     Plan(const fulmen_attention_backward_call &call)
@@ -170,7 +173,8 @@ private:
 };
 
 // Heads that share inputs.
-void walk_together(const fulmen_attention_backward_call &call, const Plan &plan, const Team &team) {
+template <class HeadBackward>
+void walk_together(const fulmen_attention_backward_call &call, const Plan<HeadBackward> &plan, const Team &team) {
     const fulmen_problem &p = call.problem;
     int64_t tokens = 1;  // a sequence without any has a state to pass on
     for (int64_t head = team.first; head < team.first + team.heads; ++head)
@@ -207,7 +211,8 @@ void walk_together(const fulmen_attention_backward_call &call, const Plan &plan,
 
 // Without decay gradients the two walks do not depend on each other: when heads alone do not occupy the threads evenly,
 // each walk is a task of its own.
-void walk_alone(const fulmen_attention_backward_call &call, const Plan &plan) {
+template <class HeadBackward>
+void walk_alone(const fulmen_attention_backward_call &call, const Plan<HeadBackward> &plan) {
     const bool split = wants_first_walk(call) && wants_second_walk(call) && !wants_decays(call) &&
                        plan.heads % plan.threads != 0 && plan.heads < 4 * plan.threads;
     parallel_for(plan.threads, split ? 2 * plan.heads : plan.heads, [&](int64_t task, int64_t worker) {
@@ -222,7 +227,8 @@ void walk_alone(const fulmen_attention_backward_call &call, const Plan &plan) {
 }
 
 // Segments of each head at once, when heads alone do not occupy the threads.
-void walk_segments(const fulmen_attention_backward_call &call, const Plan &plan) {
+template <class HeadBackward>
+void walk_segments(const fulmen_attention_backward_call &call, const Plan<HeadBackward> &plan) {
     const fulmen_problem &p = call.problem;
     const int64_t segments = plan.segments, bytes = Summary::bytes(p, p.value_size);
     auto summary_of = [&](int64_t part, bool gradient) {
@@ -278,11 +284,9 @@ void walk_segments(const fulmen_attention_backward_call &call, const Plan &plan)
     }
 }
 
-}  // namespace
-
-int64_t attention_backward(const fulmen_attention_backward_call &call) {
+template <class HeadBackward> int64_t attention_backward_with(const fulmen_attention_backward_call &call) {
     const fulmen_problem &p = call.problem;
-    Plan plan(call);
+    Plan<HeadBackward> plan(call);
     if (!plan.reserve(p)) return FULMEN_NO_WORKSPACE;
     if (plan.group > 1)
         plan.teams(p).for_each(plan.heads, plan.memory, plan.head_bytes,
@@ -293,6 +297,16 @@ int64_t attention_backward(const fulmen_attention_backward_call &call) {
         walk_alone(call, plan);
     sum_over_sequences(p, plan.sums, call.dlog_decay);
     return FULMEN_OK;
+}
+
+}  // namespace
+
+int64_t attention_backward(const fulmen_attention_backward_call &call) {
+    if (wants_decays(call) || call.problem.decay_form == FULMEN_DECAY_CHANNEL ||
+        call.grad_output.dtype != call.problem.k.dtype)
+        return attention_backward_with<HeadBackward<float>>(call);
+    return with_element(call.problem,
+                        [&](auto element) { return attention_backward_with<HeadBackward<decltype(element)>>(call); });
 }
 
 }  // namespace FULMEN_ISA

@@ -49,8 +49,8 @@ HeadSlice head_slice(const fulmen_attention_forward_call &call, const Plan &plan
 }
 
 // Both return whether a log-decay was above 0.
-bool attend_whole(const fulmen_attention_forward_call &call, const HeadSlice &x, Arena arena) {
-    ForwardWorker worker(arena, call.problem, x.columns);
+template <class Worker> bool attend_whole(const fulmen_attention_forward_call &call, const HeadSlice &x, Arena arena) {
+    Worker worker(arena, call.problem, x.columns);
     const bool empty = !x.initial.present(), final = x.final.present();
     worker.start(x.head);
     if (!empty || final || x.sequence.tokens > kChunk)
@@ -81,23 +81,21 @@ bool attend_token_by_token(const fulmen_attention_forward_call &call, const Head
     return buffer.grows();
 }
 
-int64_t worker_bytes(const fulmen_problem &p, const Plan &plan) {
+template <class Worker> int64_t worker_bytes(const fulmen_problem &p, const Plan &plan) {
     Arena counting(nullptr);
     if (p.schedule == FULMEN_RECURRENT) {
         TokenBuffer(counting, p.key_size, plan.slices.width);
         counting.floats(p.key_size * plan.slices.width);
     } else {
-        ForwardWorker(counting, p, plan.slices.width);
+        Worker(counting, p, plan.slices.width);
     }
     return counting.bytes();
 }
 
-}  // namespace
-
-int64_t attention_forward(const fulmen_attention_forward_call &call) {
+template <class Worker> int64_t attention_forward_with(const fulmen_attention_forward_call &call) {
     const fulmen_problem &p = call.problem;
     const Plan plan(p);
-    const int64_t segments = plan.segments, per_worker = worker_bytes(p, plan);
+    const int64_t segments = plan.segments, per_worker = worker_bytes<Worker>(p, plan);
     const int64_t per_summary = segments > 1 ? Summary::bytes(p, plan.slices.width) : 0;
     char *const workspace =
         workspace_of(p.header, plan.threads * per_worker + plan.head_slices() * segments * per_summary);
@@ -109,7 +107,7 @@ int64_t attention_forward(const fulmen_attention_forward_call &call) {
         parallel_for(plan.threads, plan.head_slices(), [&](int64_t index, int64_t worker) {
             const HeadSlice x = head_slice(call, plan, index);
             grows |= p.schedule == FULMEN_RECURRENT ? attend_token_by_token(call, x, memory_of(worker))
-                                                    : attend_whole(call, x, memory_of(worker));
+                                                    : attend_whole<Worker>(call, x, memory_of(worker));
         });
         return grows ? FULMEN_GROWS : FULMEN_OK;
     }
@@ -123,34 +121,39 @@ int64_t attention_forward(const fulmen_attention_forward_call &call) {
             const HeadSlice x = head_slice(call, plan, part / segments);
             const int64_t n = x.sequence.tokens, g = part % segments;
             Arena arena = memory_of(worker);
-            ForwardWorker run(arena, p, x.columns);
+            Worker run(arena, p, x.columns);
             run.start(x.head);
             f(x, summary_of(x, part), run, segment_start(n, g, segments), segment_start(n, g + 1, segments),
               g + 1 == segments);
         });
     };
-    for_each_segment(
-        [&](const HeadSlice &, Summary summary, ForwardWorker &run, int64_t first, int64_t last, bool ends) {
-            // What the last segment leaves is only ever read as the final state, which running it yields.
-            summary.summarise(run, ends ? 0 : chunks_of(last - first),
-                              [&](int64_t chunk) { run.advance(first + chunk * kChunk, last); });
-        });
+    for_each_segment([&](const HeadSlice &, Summary summary, Worker &run, int64_t first, int64_t last, bool ends) {
+        // What the last segment leaves is only ever read as the final state, which running it yields.
+        summary.summarise(run, ends ? 0 : chunks_of(last - first),
+                          [&](int64_t chunk) { run.advance(first + chunk * kChunk, last); });
+    });
     parallel_for(plan.threads, plan.head_slices(), [&](int64_t index, int64_t worker) {
         const HeadSlice x = head_slice(call, plan, index);
         Arena arena = memory_of(worker);
-        const Panels entering = ForwardWorker(arena, p, x.columns).state;
+        const Panels entering = Worker(arena, p, x.columns).state;
         load_state(x.initial, p.key_size, x.columns, entering);
         for (int64_t g = 0; g < segments; ++g) summary_of(x, index * segments + g).fold(entering);
     });
-    for_each_segment(
-        [&](const HeadSlice &x, Summary summary, ForwardWorker &run, int64_t first, int64_t last, bool ends) {
-            run.enter(summary.state());
-            const bool final = ends && x.final.present();
-            run.attend(x.output, first, last, first == 0 && !x.initial.present(), final);
-            grows |= run.grows();
-            if (final) store_state(run.state, p.key_size, x.columns, x.final);
-        });
+    for_each_segment([&](const HeadSlice &x, Summary summary, Worker &run, int64_t first, int64_t last, bool ends) {
+        run.enter(summary.state());
+        const bool final = ends && x.final.present();
+        run.attend(x.output, first, last, first == 0 && !x.initial.present(), final);
+        grows |= run.grows();
+        if (final) store_state(run.state, p.key_size, x.columns, x.final);
+    });
     return grows ? FULMEN_GROWS : FULMEN_OK;
+}
+
+}  // namespace
+
+int64_t attention_forward(const fulmen_attention_forward_call &call) {
+    return with_element(call.problem,
+                        [&](auto element) { return attention_forward_with<ForwardWorker<decltype(element)>>(call); });
 }
 
 }  // namespace FULMEN_ISA

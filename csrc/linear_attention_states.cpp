@@ -48,9 +48,9 @@ HeadSlice head_slice(const fulmen_states_forward_call &call, const Plan &plan, i
     return x;
 }
 
-int64_t worker_bytes(const fulmen_problem &p, const Plan &plan) {
+template <class Worker> int64_t worker_bytes(const fulmen_problem &p, const Plan &plan) {
     Arena counting(nullptr);
-    StateWorker(counting, p, plan.slices.width);
+    Worker(counting, p, plan.slices.width);
     return counting.bytes();
 }
 
@@ -60,12 +60,10 @@ int64_t totals_bytes(const fulmen_problem &p, const Plan &plan) {
     return counting.bytes();
 }
 
-}  // namespace
-
-int64_t states_forward(const fulmen_states_forward_call &call) {
+template <class Worker> int64_t states_forward_with(const fulmen_states_forward_call &call) {
     const fulmen_problem &p = call.problem;
     const Plan plan(call);
-    const int64_t per_worker = worker_bytes(p, plan), per_totals = plan.parallel ? totals_bytes(p, plan) : 0;
+    const int64_t per_worker = worker_bytes<Worker>(p, plan), per_totals = plan.parallel ? totals_bytes(p, plan) : 0;
     char *const workspace =
         workspace_of(p.header, plan.threads * per_worker + plan.head_slices * plan.chunks * per_totals);
     if (!workspace) return FULMEN_NO_WORKSPACE;
@@ -73,7 +71,7 @@ int64_t states_forward(const fulmen_states_forward_call &call) {
     auto with_worker = [&](int64_t index, int64_t worker, auto f) {
         const HeadSlice x = head_slice(call, plan, index);
         Arena arena(workspace + worker * per_worker);
-        StateWorker run(arena, p, x.columns);
+        Worker run(arena, p, x.columns);
         run.start(x.head);
         f(x, run);
         grows |= run.grows();
@@ -86,7 +84,7 @@ int64_t states_forward(const fulmen_states_forward_call &call) {
 
     if (!plan.parallel) {
         parallel_for(plan.threads, plan.head_slices, [&](int64_t index, int64_t worker) {
-            with_worker(index, worker, [&](const HeadSlice &x, StateWorker &run) {
+            with_worker(index, worker, [&](const HeadSlice &x, Worker &run) {
                 run.enter(x.initial);
                 for (int64_t c = 0; c < plan.chunks; ++c) {
                     store_state(run.state, p.key_size, x.columns, x.state(c));
@@ -102,7 +100,7 @@ int64_t states_forward(const fulmen_states_forward_call &call) {
     // Every chunk from nothing, its result where the next chunk's entering state belongs; then fold from the left.
     parallel_for(plan.threads, plan.head_slices * plan.chunks, [&](int64_t task, int64_t worker) {
         const int64_t index = task / plan.chunks, c = task % plan.chunks;
-        with_worker(index, worker, [&](const HeadSlice &x, StateWorker &run) {
+        with_worker(index, worker, [&](const HeadSlice &x, Worker &run) {
             const int64_t first = chunk_start(c), last = chunk_start(c + 1);
             totals_of(x, index, c).summarise(run, chunks_of(last - first), [&](int64_t chunk) {
                 run.advance(first + chunk * kChunk, last);
@@ -111,7 +109,7 @@ int64_t states_forward(const fulmen_states_forward_call &call) {
         });
     });
     parallel_for(plan.threads, plan.head_slices, [&](int64_t index, int64_t worker) {
-        with_worker(index, worker, [&](const HeadSlice &x, StateWorker &run) {
+        with_worker(index, worker, [&](const HeadSlice &x, Worker &run) {
             run.enter(x.initial);
             store_state(run.state, p.key_size, x.columns, x.state(0));
             for (int64_t c = 0; c < plan.chunks; ++c)
@@ -123,6 +121,13 @@ int64_t states_forward(const fulmen_states_forward_call &call) {
         });
     });
     return grows ? FULMEN_GROWS : FULMEN_OK;
+}
+
+}  // namespace
+
+int64_t states_forward(const fulmen_states_forward_call &call) {
+    return with_element(call.problem,
+                        [&](auto element) { return states_forward_with<StateWorker<decltype(element)>>(call); });
 }
 
 }  // namespace FULMEN_ISA

@@ -11,7 +11,7 @@ namespace fulmen {
 namespace FULMEN_ISA {
 namespace {
 
-class HeadStatesBackward : public StateWorker {
+class HeadStatesBackward : public StateWorker<float> {
 public:
     HeadStatesBackward(Arena &arena, const fulmen_states_backward_call &call)
         : StateWorker(arena, call.problem, call.problem.value_size),
@@ -67,12 +67,13 @@ public:
 
 private:
     void differentiate(int64_t t, int64_t count) {
+        const Panels k = this->k.in_floats(), v = this->v.in_floats();
         load_keys_and_values(t, count);
         key.weigh_earlier(k);
         value.weigh_earlier(v);
         if (dk.present() || key_gradient.wanted()) {
             transpose(v, value.size(), values_transposed);
-            state_times(values_transposed, keys_transposed, d_keys);
+            state_times(state, values_transposed, keys_transposed, d_keys);
         }
         if (dv.present() || value_gradient.wanted())
             for (int64_t x = 0; x < value.blocks(); ++x)

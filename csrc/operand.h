@@ -4,8 +4,6 @@
 // them transposed, and a pair is two tokens of a channel. Floats serve both ways.
 #pragma once
 
-#include <type_traits>
-
 #include "arena.h"
 #include "gemm.h"
 #include "rows.h"
@@ -13,13 +11,9 @@
 namespace fulmen {
 namespace FULMEN_ISA {
 
-// How many numbers along the summed axis one element holds.
-template <class Element> constexpr int64_t kNumbers = std::is_same<Element, Pair>::value ? 2 : 1;
 template <class Element> FULMEN_INLINE int64_t elements(int64_t n) {
     return (n + kNumbers<Element> - 1) / kNumbers<Element>;
 }
-// The depth of a product over n numbers.
-template <class Element> FULMEN_INLINE int64_t depth_blocks(int64_t n) { return padded(elements<Element>(n)) / kPanel; }
 
 // Calls f with the element in which inputs of a dtype are multiplied.
 template <class F> FULMEN_INLINE auto with_element(int64_t dtype, F f) {
@@ -40,8 +34,40 @@ FULMEN_INLINE BitVec load_some_pairs(const uint16_t *from, int64_t n) {
 #endif
 }
 
+// Rows of floats, 16 columns wide, rounded to pairs: the even ones with the odd ones.
+static inline void round_rows(const float *from, int64_t rows, Pair *to) {
+    for (int64_t r = 0; r < rows; r += 2)
+        for (int c = 0; c < kPanel; c += kLanes)
+            store(to + r / 2 * kPanel + c, lane_pairs(load(from + r * kPanel + c), load(from + (r + 1) * kPanel + c)));
+}
+
+// The same of columns, in panels.
+static inline void round_columns(Panels from, int64_t rows, int64_t columns, PanelsOf<Pair> to) {
+    for (int64_t c = 0; c < columns; c += 2 * kPanel)
+        for (int64_t r = 0; r < rows; ++r)
+            for (int v = 0; v < kPanel; v += kLanes) {
+                const float *row = from.at(r, c + 2 * v);
+                const bool more = c + 2 * v + kLanes < padded(columns);
+                store(to.at(r, c / 2 + v), in_pairs(load(row), more ? load(from.at(r, c + 2 * v + kLanes)) : Vec{}));
+            }
+}
+
+// A block as a left factor, as it stands or transposed: floats where they are, or rounded to pairs in `memory`.
+FULMEN_INLINE AsStored as_stored(const float *block, float *) { return Panels{(float *)block, 0}; }
+FULMEN_INLINE Transposed transposed(const float *block, float *) { return Panels{(float *)block, 0}; }
+FULMEN_INLINE AsStoredOf<Pair> as_stored(const float *block, Pair *memory) {
+    round_columns(Panels{(float *)block, 0}, kPanel, kPanel, {memory, 0});
+    return PanelsOf<Pair>{memory, 0};
+}
+FULMEN_INLINE TransposedOf<Pair> transposed(const float *block, Pair *memory) {
+    round_rows(block, kPanel, memory);
+    return PanelsOf<Pair>{memory, 0};
+}
+
+// How rows are multiplied: over channels, over tokens, and over tokens once a weight for each token has been applied.
+// `in_floats`: what weighs them is not a number for each token, and they are rounded afterwards.
 struct Use {
-    bool over_channels, over_tokens;
+    bool over_channels, over_tokens, weighed = false, in_floats = false;
 };
 
 // Some tokens, refilled for each chunk. Padding is zero.
@@ -53,8 +79,11 @@ public:
     Operand(Arena &arena, int64_t tokens, int64_t size, Use) : size(size), panels(arena.panels(tokens, size)) {}
     Panels over_channels() const { return panels; }
     Panels over_tokens() const { return panels; }
+    Panels weighed() const { return panels; }    // by their owner,
+    Panels in_floats() const { return panels; }  // who finds them here
+    void round() const {}
 
-    void load(Rows rows, int64_t count) const {
+    void load(Rows rows, int64_t count, const float * = nullptr) const {
         for (int64_t r = 0; r < count; r += kPanel)
             pack(rows, r, smaller<int64_t>(kPanel, count - r), size, {panels.data + r * kPanel, panels.stride});
     }
@@ -68,45 +97,67 @@ public:
     const int64_t size;
     Operand(Arena &arena, int64_t tokens, int64_t size, Use use)
         : size(size),
-          by_channel(use.over_channels ? arena.panels<Pair>(filled(tokens, use), elements<Pair>(size))
-                                       : PanelsOf<Pair>{}),
+          floats(use.in_floats ? arena.panels(tokens, size) : Panels{}),
+          by_channel(use.over_channels ? arena.panels<Pair>(tokens, elements<Pair>(size)) : PanelsOf<Pair>{}),
           by_token(use.over_tokens ? arena.panels<Pair>(elements<Pair>(tokens), size) : PanelsOf<Pair>{}),
+          by_token_weighed(use.weighed ? arena.panels<Pair>(elements<Pair>(tokens), size) : by_token),
           use(use) {}
     PanelsOf<Pair> over_channels() const { return by_channel; }
     PanelsOf<Pair> over_tokens() const { return by_token; }
+    PanelsOf<Pair> weighed() const { return by_token_weighed; }  // or over_tokens() where nothing weighs them
+    Panels in_floats() const { return floats; }
 
-    // Rows of bfloat16.
-    void load(Rows rows, int64_t count) const {
-        fill_pairs(count, [rows, size = size](int64_t r, int64_t f) {
-            return load_some_pairs((const uint16_t *)rows.row(r) + f, size - f);
-        });
+    // Rows of bfloat16, with a weight for each token of a chunk. Those in floats wait for round().
+    void load(Rows rows, int64_t count, const float *weights = nullptr) const {
+        if (use.in_floats)
+            pack(rows, 0, count, size, floats);
+        else
+            fill_pairs(count, weights, [rows, size = size](int64_t r, int64_t f) {
+                return load_some_pairs((const uint16_t *)rows.row(r) + f, size - f);
+            });
+    }
+
+    // A chunk in floats to pairs.
+    void round() const {
+        if (use.in_floats)
+            fill_pairs(kPanel, nullptr, [x = floats, size = padded(size)](int64_t r, int64_t f) {
+                return in_pairs(FULMEN_ISA::load(x.at(r, f)),
+                                f + kLanes < size ? FULMEN_ISA::load(x.at(r, f + kLanes)) : Vec{});
+            });
     }
 
 private:
-    const PanelsOf<Pair> by_channel, by_token;
+    const Panels floats;
+    const PanelsOf<Pair> by_channel, by_token, by_token_weighed;
     const Use use;
 
-    // Tokens with their padding: whole blocks of tokens, or of pairs of them.
-    static int64_t filled(int64_t tokens, Use use) {
-        return use.over_tokens ? 2 * padded(elements<Pair>(tokens)) : padded(tokens);
-    }
-
     // pairs(token, channel) is a vector of pairs of channels.
-    template <class F> FULMEN_MEMBER void fill_pairs(int64_t count, F pairs) const {
+    template <class F> FULMEN_MEMBER void fill_pairs(int64_t count, const float *weights, F pairs) const {
         const Operand x = *this;  // a copy, which no store can change
-        for (int64_t r = 0; r < filled(count, x.use); r += 2)
+        for (int64_t r = 0; r < padded(count); r += 2)
             for (int64_t f = 0; f < x.size; f += 2 * kLanes) {
                 BitVec first = r < count ? pairs(r, f) : BitVec{}, second = r + 1 < count ? pairs(r + 1, f) : BitVec{};
                 if (x.use.over_channels) {
                     store(x.by_channel.at(r, f / 2), first);
                     store(x.by_channel.at(r + 1, f / 2), second);
                 }
-                if (x.use.over_tokens) {
+                if (x.use.over_tokens || x.use.weighed) {
                     pair_rows(first, second);
-                    store(x.by_token.at(r / 2, f), first);
-                    if (f + kLanes < padded(x.size)) store(x.by_token.at(r / 2, f + kLanes), second);
+                    const bool more = f + kLanes < padded(x.size);
+                    if (x.use.over_tokens) {
+                        store(x.by_token.at(r / 2, f), first);
+                        if (more) store(x.by_token.at(r / 2, f + kLanes), second);
+                    }
+                    if (x.use.weighed) {
+                        store(x.by_token_weighed.at(r / 2, f), weighed(first, weights, r));
+                        if (more) store(x.by_token_weighed.at(r / 2, f + kLanes), weighed(second, weights, r));
+                    }
                 }
             }
+    }
+
+    FULMEN_INLINE BitVec weighed(BitVec tokens, const float *weights, int64_t r) {
+        return weights ? lane_pairs(firsts(tokens) * weights[r], seconds(tokens) * weights[r + 1]) : tokens;
     }
 };
 

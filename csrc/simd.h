@@ -129,6 +129,15 @@ struct Float16 {
     typedef uint16_t Stored;
 };
 
+// Whether this build multiplies bfloat16 inputs in pairs: where there is an instruction for it, and in the build for
+// tests.
+#if defined(__AVX512BF16__) || (FULMEN_VECTOR_BYTES == 64 && !defined(__AVX512F__))
+#define FULMEN_PAIRS 1
+#else
+#define FULMEN_PAIRS 0
+#endif
+constexpr bool kPairs = FULMEN_PAIRS;
+
 FULMEN_INLINE BitVec widen(HalfVec x) { return __builtin_convertvector(x, BitVec); }
 FULMEN_INLINE HalfVec narrow(BitVec x) { return __builtin_convertvector(x, HalfVec); }
 
@@ -191,14 +200,6 @@ struct Pair {
     uint32_t bits;
 };
 
-// Whether this build multiplies bfloat16 inputs in pairs: where there is an instruction for it, and in the build for
-// tests.
-#if defined(__AVX512BF16__) || (FULMEN_VECTOR_BYTES == 64 && !defined(__AVX512F__))
-constexpr bool kPairs = true;
-#else
-constexpr bool kPairs = false;
-#endif
-
 typedef uint32_t BitVecInMemory __attribute__((vector_size(FULMEN_VECTOR_BYTES), aligned(2), may_alias));
 typedef uint16_t WordVec __attribute__((vector_size(FULMEN_VECTOR_BYTES)));
 
@@ -207,13 +208,17 @@ FULMEN_INLINE void store(Pair *p, BitVec x) { *(BitVecInMemory *)p = x; }
 FULMEN_INLINE BitVec broadcast(Pair x) { return x.bits + BitVec{}; }
 FULMEN_INLINE BitVec load_pairs(const uint16_t *neighbours) { return *(const BitVecInMemory *)neighbours; }
 
+// The first and the second of each pair.
+FULMEN_INLINE Vec firsts(BitVec pairs) { return (Vec)(pairs << 16); }
+FULMEN_INLINE Vec seconds(BitVec pairs) { return (Vec)(pairs & 0xffff0000u); }
+
 // Adds both products of each pair.
 FULMEN_INLINE Vec multiply_add(BitVec a, BitVec b, Vec sum) {
 #if defined(__AVX512BF16__)
     return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
 #else
-    sum += (Vec)(a & 0xffff0000u) * (Vec)(b & 0xffff0000u);
-    return sum + (Vec)(a << 16) * (Vec)(b << 16);
+    sum += seconds(a) * seconds(b);
+    return sum + firsts(a) * firsts(b);
 #endif
 }
 

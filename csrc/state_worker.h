@@ -3,23 +3,23 @@
 //     S_out = e^{b_C} S_in + sum over j of (e^{b_C - b_j} k_j) v_j^T
 //
 // Panels of the state are 16 value channels wide. Workers that also read the state build on this one.
+//
+// Elements are what rows are multiplied as. Pairs are rounded once: a row where a weight is applied to it. Where one
+// decay serves all channels, that is a number for each token while its rows are loaded; a decay per channel weighs rows
+// in floats first, as it weighs all rows of floats.
 #pragma once
 
 #include "axis.h"
+#include "operand.h"
 #include "state.h"
 #include "tasks.h"
 
 namespace fulmen {
 namespace FULMEN_ISA {
 
-class StateWorker {
+template <class Element> class StateWorker {
 public:
-    StateWorker(Arena &arena, const fulmen_problem &p, int64_t columns)
-        : key(arena, p.decay_form, p.key_size),
-          value(arena, p.decay_v_form, columns),
-          state(arena.panels(p.key_size, columns)),
-          k(arena.panels(kChunk, p.key_size)),
-          v(arena.panels(kChunk, columns)) {}
+    StateWorker(Arena &arena, const fulmen_problem &p, int64_t columns) : StateWorker(arena, p, columns, {}, {}) {}
 
     void start(const Head &head) {
         in = head;
@@ -44,11 +44,11 @@ public:
     // The state alone, without reading it, over the chunk that begins at token t.
     void advance(int64_t t, int64_t last) {
         load_keys_and_values(t, smaller<int64_t>(kChunk, last - t));
-        key.weigh_earlier(k);
-        value.weigh_earlier(v);
+        weigh_keys();
+        if constexpr (kInFloats) value.weigh_earlier(v.in_floats());
         for (int64_t p = 0; p < value.blocks(); ++p) {
             prefetch_keys_and_values(t + kAhead, p);
-            advance_panel(state.panel(p), key, value, p, k, v.panel(p));
+            advance_panel(p, decayed(key, value, p), k, v);
         }
     }
 
@@ -58,16 +58,53 @@ public:
     Panels state;
 
 protected:
+    static constexpr bool kInFloats = kNumbers<Element> == 1;
+
+    // `keys` and `values`: what a worker that reads the state multiplies beyond what advances it.
+    StateWorker(Arena &arena, const fulmen_problem &p, int64_t columns, Use keys, Use values)
+        : key(arena, p.decay_form, p.key_size),
+          value(arena, p.decay_v_form, columns),
+          state(arena.panels(p.key_size, columns)),
+          k(arena, kChunk, p.key_size, advancing(keys, key.decays())),
+          v(arena, kChunk, columns, advancing(values, false)) {}
+
+    // As the keys of the state's next step.
+    Use advancing(Use use, bool weighed) const {
+        use.in_floats = weighed && key.by_channel();
+        use.weighed |= weighed;
+        use.over_tokens |= !weighed;
+        use.over_channels &= !use.in_floats;
+        return use;
+    }
+
+    // Whether keys and queries are weighed in floats, and not a token at a time while they are loaded.
+    FULMEN_MEMBER bool weighs_in_floats() const { return kInFloats || key.by_channel(); }
+
     void load_keys_and_values(int64_t t, int64_t count) {
         key.begin(t, count);
         value.begin(t, count);
-        pack(in.k, t, count, key.size(), k);
-        pack(in.v, t, count, value.size(), v);
+        k.load(in.k.from(t, 0), count, key.weights().suffix);
+        v.load(in.v.from(t, 0), count);
     }
 
-    // result = (state * values^T)^T: [token][key channel]. Both others are transposed, one panel.
-    void state_times(const float *values, float *scratch, Panels result) const {
-        multiply(scratch, key.blocks(), Zero{}, Product<AsStored>{state, values, value.blocks()});
+    // For the state that leaves the chunk.
+    void weigh_keys() {
+        if (weighs_in_floats()) key.weigh_earlier(k.in_floats());
+        k.round();
+    }
+
+    // S = start(S) + keys^T values, for panel p of S and of the values.
+    template <class Start>
+    FULMEN_MEMBER void advance_panel(int64_t p, Start start, const Operand<Element> &keys,
+                                     const Operand<Element> &values) {
+        multiply(state.panel(p), key.blocks(), start,
+                 Product<TransposedOf<Element>>{keys.weighed(), values.over_tokens().panel(p), 1});
+    }
+
+    // result = (left * values^T)^T: [token][key channel]; left is the state, as floats or rounded along its rows. Both
+    // others are transposed, one panel.
+    void state_times(PanelsOf<Element> left, const Element *values, float *scratch, Panels result) const {
+        multiply(scratch, key.blocks(), Zero{}, Product<AsStoredOf<Element>>{left, values, value.blocks()});
         for (int64_t p = 0; p < key.blocks(); ++p) transpose_block(scratch + p * kBlock, result.panel(p));
     }
 
@@ -83,8 +120,14 @@ protected:
     }
 
     Head in = {};
-    Panels k, v;
+    Operand<Element> k, v;
 };
+
+// Calls f with the element of a call's workers: pairs unless a decay of the values forbids it.
+template <class F> FULMEN_INLINE auto with_element(const fulmen_problem &p, F f) {
+    const bool alike = p.k.dtype == p.v.dtype && (!p.q.data || p.q.dtype == p.k.dtype);
+    return with_element(alike && p.decay_v_form == FULMEN_DECAY_NONE ? p.k.dtype : (int64_t)FULMEN_FLOAT32, f);
+}
 
 }  // namespace FULMEN_ISA
 }  // namespace fulmen

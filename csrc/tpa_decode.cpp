@@ -94,7 +94,7 @@ bool forms_query(const fulmen_tpa_decode_call &call) {
 
 // Whether rows can be multiplied where they are: they are made of Elements, and need no padding.
 template <class Element> bool in_place(Rows rows, int64_t size) {
-    return rows.element_bytes() * kNumbers<Element> == 4 && size % (kPanel * kNumbers<Element>) == 0 &&
+    return rows.element_bytes() * kNumbers<Element> == 4 && size % kPanel == 0 &&
            rows.stride % kNumbers<Element> == 0 && (uintptr_t)rows.data % 4 == 0;
 }
 
@@ -149,7 +149,7 @@ public:
         const Factors of_next(call, next.batch, first);
         for (int64_t t = now.first; t < now.last; t += kTokens) {
             const int64_t count = smaller(kTokens, now.last - t);
-            const int64_t steps = depth_blocks<Element>(count) * blocks(call.value_size) * blocks(heads);
+            const int64_t steps = blocks(count) * blocks(call.value_size) * blocks(heads);
             const bool ends = t + count == now.last;
             upcoming = ends ? of_next : sample;
             fetched = ends ? next.first : t + count;
@@ -266,8 +266,7 @@ private:
 
     template <class Left> void multiply_keys(Left left) const {
         for (int64_t p = 0; p < blocks(direct ? heads : call.query_rank); ++p)
-            multiply_apart(of_query.panel(p), 0, Zero(),
-                           Product<Left>{left, q.panel(p), depth_blocks<Element>(call.key_size)});
+            multiply_apart(of_query.panel(p), 0, Zero(), Product<Left>{left, q.panel(p), blocks(call.key_size)});
     }
 
     // Scores become weights e^(score - maximum).
@@ -290,12 +289,12 @@ private:
 
     // Adds the weighed values of one rank.
     void collect(int64_t rank, int64_t token, int64_t count, Partial &result) {
-        const int64_t depth = depth_blocks<Element>(count);
+        const int64_t depth = blocks(count);
         with_heads(sample.av.from(token, rank), call.av.stride_head, [&](auto factor) {
             auto weight = [&](int64_t r, int64_t h) {
                 return r < count ? load(scores.at(r, h)) * factor(r, h) : Vec{};
             };
-            for (int64_t r = 0; r < depth * kPanel; ++r)
+            for (int64_t r = 0; r < depth * kDepth<Element>; ++r)
                 for (int64_t h = 0; h < heads; h += kLanes)
                     if constexpr (kNumbers<Element> == 1)
                         store(weights.at(r, h), weight(r, h));

@@ -171,8 +171,9 @@ Pair pair(float first, float second) {
     return {low >> 16 | (high & 0xffff0000u)};
 }
 
-// Whole numbers, of which any order of sums is exact.
-void check_pairs(const Factors &f) {
+// Whole numbers, of which any order of sums is exact. Every product of pairs that gemm.cpp has, and rows in the
+// caller's memory.
+void check_pairs(const Factors &f, const Plain &before, const Plain &row_weights) {
     const int64_t depth = (f.depth + 1) / 2;
     auto of_left = [&](int64_t r, int64_t k) { return pair(f.of_left(r, 2 * k), f.of_left(r, 2 * k + 1)); };
     auto of_right = [&](int64_t k, int64_t c) { return pair(f.of_right(2 * k, c), f.of_right(2 * k + 1, c)); };
@@ -183,18 +184,55 @@ void check_pairs(const Factors &f) {
     for (int64_t r = 0; r < padded(f.rows); ++r)
         for (int64_t k = 0; k < padded(depth); ++k) rows[(size_t)(r * stride + k)] = of_left(r, k);
 
-    Plain expected(f.rows, f.columns);
-    multiply_plainly(f.left, f.right, f.rows, f.columns, f.depth, expected);
-    auto check = [&](const char *what, auto factor) {
-        Packed<float> got(f.rows, f.columns, [](int64_t, int64_t) { return NAN; });
-        for (int64_t p = 0; p < f.panels(); ++p)
-            multiply(got.panels.panel(p), f.row_blocks(), Zero(),
-                     Product<decltype(factor)>{factor, right.panels.panel(p), padded(depth) / kPanel});
+    Plain product(f.rows, f.columns);
+    multiply_plainly(f.left, f.right, f.rows, f.columns, f.depth, product);
+    // sum(what was there, the product, row) for each element.
+    auto check = [&](const char *what, auto sum, auto multiply) {
+        Plain expected(f.rows, f.columns);
+        for (int64_t r = 0; r < f.rows; ++r)
+            for (int64_t c = 0; c < f.columns; ++c)
+                expected(r, c) = sum(before(r, c), product(r, c), row_weights(0, r));
+        Packed<float> got(f.rows, f.columns,
+                          [&](int64_t r, int64_t c) { return element_of(before, f.rows, f.columns, r, c); });
+        for (int64_t p = 0; p < f.panels(); ++p) multiply(got.panels.panel(p), p);
         check_equal(what, f, expected, got.panels);
     };
-    check("pairs as stored", AsStoredOf<Pair>(left.panels));
-    check("pairs transposed", TransposedOf<Pair>(transposed.panels));
-    check("pairs in the caller's memory", InPlaceOf<Pair>{rows.data(), stride});
+    auto of = [&](auto factor, int64_t p) {
+        return Product<decltype(factor)>{factor, right.panels.panel(p), f.depth_blocks()};
+    };
+    const AsStoredOf<Pair> as_stored(left.panels);
+    const TransposedOf<Pair> turned(transposed.panels);
+    const InPlaceOf<Pair> in_place{rows.data(), stride};
+    const int64_t blocks = f.row_blocks();
+    const RowWeights weights{row_weights.x.data()};
+    const Scale scale{row_weights.x.data(), nullptr};
+    auto once = [](float, float x, float) { return x; };
+    auto added = [](float b, float x, float) { return b + x; };
+    auto weighed = [](float, float x, float w) { return w * x + x; };
+    auto scaled = [](float b, float x, float w) { return w * b + x; };
+    check("pairs as stored", once, [&](float *c, int64_t p) { multiply(c, blocks, Zero(), of(as_stored, p)); });
+    check("pairs in the caller's memory", once, [&](float *c, int64_t p) {
+        for (int64_t block = 0; block < blocks; ++block) multiply_apart(c, block, Zero(), of(in_place, p));
+    });
+    check("pairs, weighed, and as stored", weighed,
+          [&](float *c, int64_t p) { multiply(c, blocks, Zero(), of(as_stored, p), weights, of(as_stored, p)); });
+    check("pairs, weighed, and transposed", weighed,
+          [&](float *c, int64_t p) { multiply(c, blocks, Zero(), of(as_stored, p), weights, of(turned, p)); });
+    check("pairs added as stored", added, [&](float *c, int64_t p) { multiply(c, blocks, Add(), of(as_stored, p)); });
+    check("pairs added transposed", added, [&](float *c, int64_t p) { multiply(c, blocks, Add(), of(turned, p)); });
+    check("pairs added to what is weighed", scaled,
+          [&](float *c, int64_t p) { multiply(c, blocks, scale, of(turned, p)); });
+
+    Packed<Pair> rounded(blocks * kPanel / 2, f.columns, [](int64_t, int64_t) { return Pair{0}; });
+    check("pairs added and rounded", scaled, [&](float *c, int64_t p) {
+        multiply(c, blocks, ScaleAndRound(scale, rounded.panels.panel(p)), of(turned, p));
+    });
+    for (int64_t r = 0; r + 1 < f.rows; r += 2)
+        for (int64_t c = 0; c < f.columns; ++c) {
+            auto sum = [&](int64_t row) { return scaled(before(row, c), product(row, c), row_weights(0, row)); };
+            CHECK(rounded.panels.at(r / 2, c)->bits == lane_pairs(broadcast(sum(r)), broadcast(sum(r + 1)))[0],
+                  "rounded %d x %d x %d: at %d, %d", (int)f.rows, (int)f.depth, (int)f.columns, (int)r, (int)c);
+        }
 }
 
 // A product writes its blocks of its panel and nothing else, and calls `meanwhile` once for each block of rows and
@@ -249,13 +287,15 @@ int main() {
     auto whole = [&] { return (float)(random.below(17) - 8); };
     const Plain left = filled(kSizes, kSizes, number), right = filled(kSizes, kSizes, number);
     const Plain whole_left = filled(kSizes, kSizes, whole), whole_right = filled(kSizes, kSizes, whole);
+    const Plain whole_before = filled(kSizes, kSizes, whole), whole_weights = filled(1, padded(kSizes), whole);
     const Plain before = filled(kSizes, kSizes, number);
     const Plain row_weights = filled(1, padded(kSizes), number), column_weights = filled(1, padded(kSizes), number);
     for (int64_t rows = 1; rows <= kSizes; ++rows)
         for (int64_t columns = 1; columns <= kSizes; ++columns)
             for (int64_t depth = 1; depth <= kSizes; ++depth) {
                 check_floats({left, right, rows, columns, depth}, before, row_weights, column_weights);
-                if constexpr (kPairs) check_pairs({whole_left, whole_right, rows, columns, depth});
+                if constexpr (kPairs)
+                    check_pairs({whole_left, whole_right, rows, columns, depth}, whole_before, whole_weights);
             }
     check_bounds();
     check_tiles({left, right, kPanel, kPanel, kSizes}, std::make_integer_sequence<int, kTileRows>());

@@ -155,13 +155,66 @@ template <class Element> void check_operand(int64_t count, int64_t size, Use use
     };
     auto expected = [&](int64_t r, int64_t c) { return r < count && c < size ? number(r, c) : 0; };
     for (int64_t r = 0; r < padded(count) && use.over_channels; ++r)
-        for (int64_t c = 0; c < depth_blocks<Element>(size) * kPanel * kNumbers<Element>; ++c)
+        for (int64_t c = 0; c < padded(size); ++c)
             CHECK(is(*operand.over_channels().at(r, c / kNumbers<Element>), c % kNumbers<Element>, expected(r, c)),
                   "over channels, %d x %d: at %d, %d", (int)count, (int)size, (int)r, (int)c);
-    for (int64_t r = 0; r < depth_blocks<Element>(count) * kPanel * kNumbers<Element> && use.over_tokens; ++r)
+    for (int64_t r = 0; r < padded(count) && use.over_tokens; ++r)
         for (int64_t c = 0; c < padded(size); ++c)
             CHECK(is(*operand.over_tokens().at(r / kNumbers<Element>, c), r % kNumbers<Element>, expected(r, c)),
                   "over tokens, %d x %d: at %d, %d", (int)count, (int)size, (int)r, (int)c);
+}
+
+// Of pairs: rows weighed as they are loaded, and rows that were weighed in floats before they are rounded.
+void check_weighed(int64_t count, int64_t size) {
+    Given<BFloat16> given(count, size, 1);
+    given.fill();
+    float weights[kPanel];
+    for (int r = 0; r < kPanel; ++r) weights[r] = 1.0f / (float)(r + 3);
+    for (const bool in_floats : {false, true}) {
+        const Use use{true, !in_floats, true, in_floats};
+        Arena counting(nullptr);
+        Operand<Pair>(counting, kPanel, size, use);
+        std::vector<float> memory((size_t)counting.bytes() / 4, NAN);
+        Arena arena(memory.data());
+        const Operand<Pair> operand(arena, kPanel, size, use);
+        operand.load(given.rows(), count, weights);
+        if (in_floats)
+            for (int64_t r = 0; r < kPanel; ++r)
+                for (int64_t c = 0; c < size; ++c) *operand.in_floats().at(r, c) *= weights[r];
+        operand.round();
+        auto is = [&](const char *what, Pair x, int64_t half, int64_t r, int64_t c, bool weighed) {
+            const float plain = r < count && c < size ? number(r, c) : 0;
+            CHECK((uint16_t)(x.bits >> (16 * half)) == stored<BFloat16>(weighed ? plain * weights[r] : plain),
+                  "%s, %d x %d: at %d, %d", what, (int)count, (int)size, (int)r, (int)c);
+        };
+        for (int64_t r = 0; r < kPanel; ++r)
+            for (int64_t c = 0; c < padded(size); ++c) {
+                is("channels", *operand.over_channels().at(r, c / 2), c % 2, r, c, in_floats);
+                is("weighed tokens", *operand.weighed().at(r / 2, c), r % 2, r, c, true);
+                if (!in_floats) is("tokens", *operand.over_tokens().at(r / 2, c), r % 2, r, c, false);
+            }
+    }
+}
+
+// A matrix of floats rounded to pairs along its rows, and along its columns.
+void check_rounding(int64_t rows, int64_t columns) {
+    Own from(rows, columns), along_columns(padded(rows) / 2, columns), along_rows(rows, (columns + 1) / 2);
+    auto value = [](int64_t r, int64_t c) { return number(r, c) / 3; };
+    for (int64_t r = 0; r < padded(rows); ++r)
+        for (int64_t c = 0; c < padded(columns); ++c) *from.panels.at(r, c) = value(r, c);
+    auto pairs = [](Own &x) { return PanelsOf<Pair>{(Pair *)x.panels.data, x.panels.stride}; };
+    for (int64_t p = 0; p * kPanel < columns; ++p)
+        round_rows(from.panels.panel(p), padded(rows), pairs(along_columns).panel(p));
+    round_columns(from.panels, padded(rows), columns, pairs(along_rows));
+    auto is = [&](const char *what, Pair x, int64_t half, int64_t r, int64_t c) {
+        CHECK((uint16_t)(x.bits >> (16 * half)) == stored<BFloat16>(value(r, c)), "%s, %d x %d: at %d, %d", what,
+              (int)rows, (int)columns, (int)r, (int)c);
+    };
+    for (int64_t r = 0; r < padded(rows); ++r)
+        for (int64_t c = 0; c < padded(columns); ++c) {
+            is("along columns", *pairs(along_columns).at(r / 2, c), r % 2, r, c);
+            is("along rows", *pairs(along_rows).at(r, c / 2), c % 2, r, c);
+        }
 }
 
 }  // namespace
@@ -175,10 +228,13 @@ int main() {
             check_rows<Float32>(count, size);
             check_rows<BFloat16>(count, size);
             check_rows<Float16>(count, size);
+            if constexpr (kPairs)
+                if (count > 0) check_weighed(count, size);
         }
         check_absent_rows(size);
         check_transpose(size);
         for (int64_t other = 1; other <= kSizes; ++other) {
+            if constexpr (kPairs) check_rounding(size, other);
             check_state(size, other, other, 1);
             check_state(size, other, 1, size + 2);
             check_state(size, other, 3 * other, 2);

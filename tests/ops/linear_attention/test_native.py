@@ -5,13 +5,15 @@ import os
 import subprocess
 import sys
 import threading
+from functools import partial
 from itertools import pairwise
 
 import pytest
 import torch
 
 import fulmen
-from cases import ALL_DECAYS, DECAYS, Case, assert_close, exact, run, tensors
+from cases import ALL_DECAYS, DECAYS, Case, Results, assert_close, differentiate, exact, inputs, run, tensors
+from fulmen.lab.operators.linear_attention.cases import yardstick
 from fulmen.lab.tolerances import TOLERANCE, TOLERANCE_PER_HEAD
 from fulmen.ops.linear_attention.native import workspace_bytes
 from fulmen.ops.linear_attention.problem import Attention
@@ -38,6 +40,57 @@ def test_every_build_with_poisoned_workspace(build, decays):
         assert core.core.isa == build
         for schedule in ("auto", "recurrent", "parallel"):
             assert_close(run(case, backend="native", schedule=schedule), exact(case), f"{build} {schedule}")
+
+
+def check_without_decay_gradients(case):
+    leaves = {name: x.detach() if "decay" in name else x for name, x in inputs(case).items()}
+    cu_seqlens = None if case.bounds is None else torch.tensor(case.bounds)
+    output, state = fulmen.linear_attention(
+        **leaves, scale=case.scale, cu_seqlens=cu_seqlens, return_state=True, backend="native"
+    )
+    learned = {name: x for name, x in leaves.items() if x.requires_grad}
+    results = Results(differentiate(case, learned, output, state), "native", partial(yardstick, case))
+    assert_close(results, {name: exact(case)[name] for name in results})
+
+
+BFLOAT16 = Case(length=130, key_size=60, value_size=33, scale=0.3, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize(
+    "case",
+    [
+        BFLOAT16,
+        BFLOAT16.of(heads=(4, 2, 1), scale=1.0),
+        BFLOAT16.of(packed=(0, 33, 150, 1), initial=False),
+        BFLOAT16.of(length=20, key_size=5, value_size=1),
+        BFLOAT16.of(values="forget"),
+    ],
+    ids=["ragged", "shared heads", "packed", "small", "forget"],
+)
+@pytest.mark.parametrize("decays", ["none", "head", "token", "channel"])
+@pytest.mark.usefixtures("poisoned_workspace")
+def test_bfloat16_where_no_decay_is_learned(build, case, decays):
+    """There a backward may multiply in pairs, as a forward always may."""
+    with core.core.using(build):
+        check_without_decay_gradients(case.of(decays=decays))
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize("decays", ["head", "channel"])
+def test_bfloat16_in_segments_and_slices(build, decays):
+    """One head on three threads: segments of N in the first case, slices of E in the second."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with core.core.using(build):
+            for case in (
+                BFLOAT16.of(decays=decays, batch=1, heads=(1, 1, 1), length=1100, key_size=24, value_size=40),
+                BFLOAT16.of(decays=decays, batch=1, heads=(1, 1, 1), length=300, key_size=16, value_size=96),
+            ):
+                check_without_decay_gradients(case)
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("decays", DECAYS)
