@@ -70,6 +70,11 @@ struct Use {
     bool over_channels, over_tokens, weighed = false, in_floats = false;
 };
 
+FULMEN_INLINE void pack_all(Rows rows, int64_t count, int64_t size, Panels to) {
+    for (int64_t r = 0; r < count; r += kPanel)
+        pack(rows, r, smaller<int64_t>(kPanel, count - r), size, {to.data + r * kPanel, to.stride});
+}
+
 // Some tokens, refilled for each chunk. Padding is zero.
 template <class Element> class Operand;
 
@@ -81,12 +86,9 @@ public:
     Panels over_tokens() const { return panels; }
     Panels weighed() const { return panels; }    // by their owner,
     Panels in_floats() const { return panels; }  // who finds them here
-    void round() const {}
+    void round(int64_t = kPanel) const {}
 
-    void load(Rows rows, int64_t count, const float * = nullptr) const {
-        for (int64_t r = 0; r < count; r += kPanel)
-            pack(rows, r, smaller<int64_t>(kPanel, count - r), size, {panels.data + r * kPanel, panels.stride});
-    }
+    void load(Rows rows, int64_t count, const float * = nullptr) const { pack_all(rows, count, size, panels); }
 
 private:
     const Panels panels;
@@ -110,17 +112,17 @@ public:
     // Rows of bfloat16, with a weight for each token of a chunk. Those in floats wait for round().
     void load(Rows rows, int64_t count, const float *weights = nullptr) const {
         if (use.in_floats)
-            pack(rows, 0, count, size, floats);
+            pack_all(rows, count, size, floats);
         else
             fill_pairs(count, weights, [rows, size = size](int64_t r, int64_t f) {
                 return load_some_pairs((const uint16_t *)rows.row(r) + f, size - f);
             });
     }
 
-    // A chunk in floats to pairs.
-    void round() const {
+    // Rows in floats, a chunk of them unless said, to pairs.
+    void round(int64_t count = kPanel) const {
         if (use.in_floats)
-            fill_pairs(kPanel, nullptr, [x = floats, size = padded(size)](int64_t r, int64_t f) {
+            fill_pairs(count, nullptr, [x = floats, size = padded(size)](int64_t r, int64_t f) {
                 return in_pairs(FULMEN_ISA::load(x.at(r, f)),
                                 f + kLanes < size ? FULMEN_ISA::load(x.at(r, f + kLanes)) : Vec{});
             });

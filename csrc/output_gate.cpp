@@ -8,15 +8,16 @@
 // once. Where heads interleave in memory, a few neighbours walk together and take turns, chunk by chunk: their rows
 // share pages, and looking up an address costs more than reading what is there.
 //
+// Inputs of bfloat16 are multiplied in pairs where the CPU can (kPairs): then kv, dkv and do g are rounded once, where
+// they become factors, and sums are float32 as ever.
+//
 // The tokens of few heads are partitioned into segments, whose sums are added up in order; how many depends on the
 // call's sizes alone, so that bits do not depend on the number of threads.
 #include <initializer_list>
 
-#include "arena.h"
-#include "gemm.h"
 #include "kernels.h"
+#include "operand.h"
 #include "parallel.h"
-#include "rows.h"
 #include "state.h"
 
 namespace fulmen {
@@ -90,34 +91,70 @@ struct Sums {
     }
 };
 
+// kv or dkv of each head of a round as a right factor: the sum itself, or in pairs a rounded copy.
+template <class Element> struct Factors {
+    static constexpr bool kCopies = kNumbers<Element> > 1;
+    Element *data;
+    int64_t matrix, stride, key_blocks, value_blocks;
+    Factors(Arena &arena, const Plan &plan)
+        : data((Element *)arena.floats(kCopies ? plan.round * copy_size(plan) : 0)),
+          matrix(copy_size(plan)),
+          stride(panel_stride(elements<Element>(plan.p.key_size))),
+          key_blocks(padded(plan.p.key_size) / kPanel),
+          value_blocks(padded(plan.p.value_size) / kPanel) {}
+    PanelsOf<Element> operator()(int64_t head, const Sums &sums) const {
+        if constexpr (kCopies)
+            return {data + head * matrix, stride};
+        else
+            return sums.whole(head);
+    }
+    void fill(int64_t head, const Sums &sums) const {
+        if constexpr (kCopies)
+            for (int64_t e = 0; e < value_blocks; ++e)
+                round_rows(sums.whole(head).panel(e), key_blocks * kPanel, (*this)(head, sums).panel(e));
+    }
+
+private:
+    static int64_t copy_size(const Plan &plan) {
+        return panels_size(elements<Element>(plan.p.key_size), plan.p.value_size);
+    }
+};
+
 // kv^T or dkv^T, for each head of a round.
-struct Transposes {
-    float *data;
+template <class Element> struct Transposes {
+    Element *data;
     int64_t matrix, stride, key_blocks, value_blocks;
     Transposes(Arena &arena, const Plan &plan, bool needed)
-        : data(arena.floats(needed ? plan.round * plan.matrix() : 0)),
+        : data((Element *)arena.floats(needed ? plan.round * plan.matrix() : 0)),
           matrix(plan.matrix()),
           stride(panel_stride(plan.p.value_size)),
           key_blocks(padded(plan.p.key_size) / kPanel),
           value_blocks(padded(plan.p.value_size) / kPanel) {}
-    Panels operator()(int64_t head) const { return {data + head * matrix, stride}; }
+    PanelsOf<Element> operator()(int64_t head) const { return {data + head * matrix, stride}; }
     void fill(int64_t head, Panels from) const {
         for (int64_t d = 0; d < key_blocks; ++d)
-            for (int64_t e = 0; e < value_blocks; ++e)
-                transpose_block(from.panel(e) + d * kBlock, (*this)(head).panel(d) + e * kBlock);
+            for (int64_t e = 0; e < value_blocks; ++e) {
+                const float *block = from.panel(e) + d * kBlock;
+                Element *const to = (*this)(head).panel(d) + e * kBlock / kNumbers<Element>;
+                if constexpr (kNumbers<Element> == 1) {
+                    transpose_block(block, to);
+                } else {
+                    float turned[kBlock];
+                    transpose_block(block, turned);
+                    round_rows(turned, kPanel, to);
+                }
+            }
     }
 };
 
-// The rows of one operand for a chunk.
+// Rows of floats of a chunk: results, and what is multiplied element by element.
 struct Packed {
     Panels panels;
     int64_t size;
     Packed(Arena &arena, int64_t size) : panels(arena.panels(kRows, size)), size(size) {}
     int64_t blocks() const { return padded(size) / kPanel; }
     float *panel(int64_t p) const { return panels.panel(p); }
-    void load(Rows rows, int64_t count) const {
-        for (int64_t r = 0; r < count; r += kPanel) pack(rows, r, smaller<int64_t>(kPanel, count - r), size, block(r));
-    }
+    void load(Rows rows, int64_t count) const { pack_all(rows, count, size, panels); }
     void store(Rows rows, int64_t count) const {
         for (int64_t r = 0; r < count; r += kPanel)
             unpack(block(r), r, smaller<int64_t>(kPanel, count - r), size, rows);
@@ -139,26 +176,31 @@ FULMEN_INLINE void prefetch_all(Prefetches list, int64_t part, int64_t parts) {
 int64_t row_blocks(int64_t count) { return (count + kPanel - 1) / kPanel; }
 
 // result = left * right, for the rows of a chunk.
-void multiply_rows(const Packed &result, const Packed &left, Panels right, int64_t count, Prefetches soon) {
+template <class Element>
+void multiply_rows(const Packed &result, const Operand<Element> &left, PanelsOf<Element> right, int64_t count,
+                   Prefetches soon) {
     for (int64_t p = 0; p < result.blocks(); ++p) {
         prefetch_all(soon, p, result.blocks());
         multiply(result.panel(p), row_blocks(count), Zero{},
-                 Product<AsStored>{left.panels, right.panel(p), left.blocks()});
+                 Product<AsStoredOf<Element>>{left.over_channels(), right.panel(p), padded(left.size) / kPanel});
     }
 }
 
 // sum += left^T right, over the rows of two chunks.
-void add_outer(Panels sum, const Packed &left, const Packed &right, int64_t count, Prefetches soon) {
-    for (int64_t p = 0; p < right.blocks(); ++p) {
-        prefetch_all(soon, p, right.blocks());
-        multiply(sum.panel(p), left.blocks(), Add{},
-                 Product<Transposed>{left.panels, right.panel(p), row_blocks(count)});
+template <class Element>
+void add_outer(Panels sum, const Operand<Element> &left, const Operand<Element> &right, int64_t count,
+               Prefetches soon) {
+    const int64_t blocks = padded(right.size) / kPanel;
+    for (int64_t p = 0; p < blocks; ++p) {
+        prefetch_all(soon, p, blocks);
+        multiply(sum.panel(p), padded(left.size) / kPanel, Add{},
+                 Product<TransposedOf<Element>>{left.over_tokens(), right.over_tokens().panel(p), row_blocks(count)});
     }
 }
 
 // result = a * b, element by element; result may be either.
-void multiply_elements(const Packed &result, const Packed &a, const Packed &b, int64_t count) {
-    for (int64_t p = 0; p < result.blocks(); ++p)
+void multiply_elements(Panels result, Panels a, Panels b, int64_t size, int64_t count) {
+    for (int64_t p = 0; p * kPanel < size; ++p)
         for (int64_t x = 0; x < row_blocks(count) * kBlock; x += kLanes)
             store(result.panel(p) + x, load(a.panel(p) + x) * load(b.panel(p) + x));
 }
@@ -185,7 +227,7 @@ struct Walk {
 };
 
 // One round of heads: its memory, with or without what only the backward needs, and its walks.
-class Round {
+template <class Element> class Round {
 public:
     int64_t first = 0, count = 0;  // heads
 
@@ -196,13 +238,15 @@ public:
           arena(workspace),
           kv(arena, plan, plan.keys.count),
           dkv(arena, plan, backward ? plan.queries.count : 0),
+          factor(arena, plan),
           transposed(arena, plan, backward) {}
 
     int64_t bytes() const { return arena.bytes() + plan.threads * packed_bytes(); }
 
     void sum_keys() const {
         walk(plan.keys, p.k, [&](const Walk &walk, Arena memory) {
-            const Packed k(memory, p.key_size), v(memory, p.value_size);
+            const Operand<Element> k(memory, kRows, p.key_size, kOverTokens),
+                v(memory, kRows, p.value_size, kOverTokens);
             clear(kv, walk);
             walk.for_each_chunk([&](const Chunk &now, const Chunk &next) {
                 k.load(rows(p.k, now), now.count);
@@ -222,15 +266,17 @@ public:
     }
 
     void answer_queries(const fulmen_tensor &output) const {
+        for_each_head([&](int64_t head) { factor.fill(head, kv); });
         walk(plan.queries, p.q, [&](const Walk &walk, Arena memory) {
-            const Packed q(memory, p.key_size), g(memory, p.value_size), o(memory, p.value_size);
+            const Operand<Element> q(memory, kRows, p.key_size, kOverChannels);
+            const Packed g(memory, p.value_size), o(memory, p.value_size);
             walk.for_each_chunk([&](const Chunk &now, const Chunk &next) {
                 q.load(rows(p.q, now), now.count);
-                multiply_rows(o, q, kv.whole(now.head), now.count,
+                multiply_rows(o, q, factor(now.head, kv), now.count,
                               {soon(p.gate, g, now), soon(output, o, now), soon(p.qkv, o, now), soon(p.q, q, next)});
                 if (p.qkv.data) o.store(rows(p.qkv, now), now.count);
                 g.load(rows(p.gate, now), now.count);
-                multiply_elements(o, o, g, now.count);
+                multiply_elements(o.panels, o.panels, g.panels, p.value_size, now.count);
                 o.store(rows(output, now), now.count);
             });
         });
@@ -239,10 +285,14 @@ public:
     // dg, dq and dkv
     void differentiate_queries(const fulmen_output_gate_backward_call &call) const {
         const fulmen_tensor &grad = call.grad_output;
-        for_each_head([&](int64_t head) { transposed.fill(head, kv.whole(head)); });
+        for_each_head([&](int64_t head) {
+            factor.fill(head, kv);
+            transposed.fill(head, kv.whole(head));
+        });
         walk(plan.queries, p.q, [&](const Walk &walk, Arena memory) {
-            const Packed q(memory, p.key_size), dq(memory, p.key_size), g(memory, p.value_size);
-            const Packed go(memory, p.value_size), qkv(memory, p.value_size);
+            const Operand<Element> q(memory, kRows, p.key_size, Use{!p.qkv.data, true});
+            const Operand<Element> g(memory, kRows, p.value_size, Use{true, true, false, true});
+            const Packed dq(memory, p.key_size), go(memory, p.value_size), qkv(memory, p.value_size);
             clear(dkv, walk);
             walk.for_each_chunk([&](const Chunk &now, const Chunk &next) {
                 q.load(rows(p.q, now), now.count);
@@ -250,11 +300,12 @@ public:
                 if (p.qkv.data)
                     qkv.load(rows(p.qkv, now), now.count);
                 else
-                    multiply_rows(qkv, q, kv.whole(now.head), now.count, {});
-                multiply_elements(qkv, go, qkv, now.count);
+                    multiply_rows(qkv, q, factor(now.head, kv), now.count, {});
+                multiply_elements(qkv.panels, go.panels, qkv.panels, p.value_size, now.count);
                 qkv.store(rows(call.dgate, now), now.count);
                 g.load(rows(p.gate, now), now.count);
-                multiply_elements(g, go, g, now.count);
+                multiply_elements(g.in_floats(), go.panels, g.in_floats(), p.value_size, now.count);
+                g.round(now.count);
                 multiply_rows(dq, g, transposed(now.head), now.count,
                               {soon(call.dq, dq, now), soon(p.q, q, next), soon(grad, go, next)});
                 dq.store(rows(call.dq, now), now.count);
@@ -267,35 +318,41 @@ public:
 
     // dk and dv
     void differentiate_keys(const fulmen_output_gate_backward_call &call) const {
-        for_each_head([&](int64_t head) { transposed.fill(head, dkv.whole(head)); });
+        for_each_head([&](int64_t head) {
+            factor.fill(head, dkv);
+            transposed.fill(head, dkv.whole(head));
+        });
         walk(plan.keys, p.k, [&](const Walk &walk, Arena memory) {
-            const Packed k(memory, p.key_size), dk(memory, p.key_size);
-            const Packed v(memory, p.value_size), dv(memory, p.value_size);
+            const Operand<Element> k(memory, kRows, p.key_size, kOverChannels);
+            const Operand<Element> v(memory, kRows, p.value_size, kOverChannels);
+            const Packed dk(memory, p.key_size), dv(memory, p.value_size);
             walk.for_each_chunk([&](const Chunk &now, const Chunk &next) {
                 k.load(rows(p.k, now), now.count);
                 v.load(rows(p.v, now), now.count);
                 multiply_rows(dk, v, transposed(now.head), now.count, {soon(call.dk, dk, now), soon(p.k, k, next)});
                 dk.store(rows(call.dk, now), now.count);
-                multiply_rows(dv, k, dkv.whole(now.head), now.count, {soon(call.dv, dv, now), soon(p.v, v, next)});
+                multiply_rows(dv, k, factor(now.head, dkv), now.count, {soon(call.dv, dv, now), soon(p.v, v, next)});
                 dv.store(rows(call.dv, now), now.count);
             });
         });
     }
 
 private:
+    static constexpr Use kOverChannels{true, false}, kOverTokens{false, true};
     const Plan &plan;
     const fulmen_output_gate_problem &p;
     char *const workspace;
     Arena arena;
     Sums kv, dkv;
-    Transposes transposed;
+    Factors<Element> factor;
+    Transposes<Element> transposed;
 
     int64_t sample(int64_t head) const { return (first + head) / p.heads; }
     Rows rows(const fulmen_tensor &x, const Chunk &at) const {
         return rows_of(x, sample(at.head), (first + at.head) % p.heads).from(at.first, 0);
     }
-    Soon soon(const fulmen_tensor &x, const Packed &packed, const Chunk &at) const {
-        return {at.count > 0 ? rows(x, at) : Rows{}, packed.size, at.count};
+    template <class Rows_> Soon soon(const fulmen_tensor &x, const Rows_ &like, const Chunk &at) const {
+        return {at.count > 0 ? rows(x, at) : Rows{}, like.size, at.count};
     }
     Matrix caller_kv(int64_t head) const { return matrix_of(p.kv, sample(head), (first + head) % p.heads); }
 
@@ -307,7 +364,9 @@ private:
     // For the walk with the most operands, over the queries in the backward.
     int64_t packed_bytes() const {
         Arena counting(nullptr);
-        for (int64_t size : {p.key_size, p.key_size, p.value_size, p.value_size, p.value_size}) Packed(counting, size);
+        Operand<Element>(counting, kRows, p.key_size, Use{true, true});
+        Operand<Element>(counting, kRows, p.value_size, Use{true, true, false, true});
+        for (int64_t size : {p.key_size, p.value_size, p.value_size}) Packed(counting, size);
         return counting.bytes();
     }
 
@@ -328,15 +387,21 @@ private:
     }
 };
 
-template <class F> int64_t for_each_round(const Plan &plan, bool backward, F f) {
-    char *const workspace = workspace_of(plan.p.header, Round(plan, backward, nullptr).bytes());
+template <class Element, class F> int64_t for_each_round(const Plan &plan, bool backward, F f) {
+    char *const workspace = workspace_of(plan.p.header, Round<Element>(plan, backward, nullptr).bytes());
     if (!workspace) return FULMEN_NO_WORKSPACE;
-    Round round(plan, backward, workspace);
+    Round<Element> round(plan, backward, workspace);
     for (; round.first < plan.heads; round.first += round.count) {
         round.count = smaller(plan.round, plan.heads - round.first);
         f(round);
     }
     return FULMEN_OK;
+}
+
+// Calls f with the element in which a call's inputs are multiplied.
+template <class F> int64_t with_element_of(const fulmen_output_gate_problem &p, F f) {
+    const bool alike = p.q.dtype == p.k.dtype && p.q.dtype == p.v.dtype;
+    return with_element(alike ? p.q.dtype : (int64_t)FULMEN_FLOAT32, f);
 }
 
 constexpr double kForwardProducts = 1, kBackwardProducts = 2.5;  // for each query and key
@@ -345,19 +410,23 @@ constexpr double kForwardProducts = 1, kBackwardProducts = 2.5;  // for each que
 
 int64_t output_gate_forward(const fulmen_output_gate_forward_call &call) {
     const Plan plan(call.problem, kForwardProducts);
-    return for_each_round(plan, false, [&](const Round &round) {
-        round.sum_keys();
-        if (call.problem.kv.data) round.store_kv();
-        round.answer_queries(call.output);
+    return with_element_of(call.problem, [&](auto element) {
+        return for_each_round<decltype(element)>(plan, false, [&](const auto &round) {
+            round.sum_keys();
+            if (call.problem.kv.data) round.store_kv();
+            round.answer_queries(call.output);
+        });
     });
 }
 
 int64_t output_gate_backward(const fulmen_output_gate_backward_call &call) {
     const Plan plan(call.problem, kBackwardProducts);
-    return for_each_round(plan, true, [&](const Round &round) {
-        call.problem.kv.data ? round.load_kv() : round.sum_keys();
-        round.differentiate_queries(call);
-        round.differentiate_keys(call);
+    return with_element_of(call.problem, [&](auto element) {
+        return for_each_round<decltype(element)>(plan, true, [&](const auto &round) {
+            call.problem.kv.data ? round.load_kv() : round.sum_keys();
+            round.differentiate_queries(call);
+            round.differentiate_keys(call);
+        });
     });
 }
 

@@ -53,7 +53,12 @@ template <class Call> fulmen_header header_of(const Call &) {
     return {sizeof(Call), FULMEN_VERSION, 1, nullptr, 0, allocate};
 }
 
-bool close(double a, double b) { return fabs(a - b) <= 1e-4 * (1 + fabs(b)); }
+// Factors of bfloat16 products are rounded to 8 bits.
+double tolerance(int64_t dtype) { return dtype == FULMEN_FLOAT32 ? 1e-4 : 3e-2; }
+double larger_tolerance(int64_t dtype) { return fmax(5e-3, tolerance(dtype)); }  // of a quotient of differences
+bool close(double a, double b, int64_t dtype = FULMEN_FLOAT32) {
+    return fabs(a - b) <= tolerance(dtype) * (1 + fabs(b));
+}
 
 // Tensor-product attention with ragged sizes and ranks above one, against the plain formula.
 bool tpa_decode_is_right(const Kernels &kernels) {
@@ -104,12 +109,12 @@ bool tpa_decode_is_right(const Kernels &kernels) {
     return true;
 }
 
-// A float32 input of the output gate, or the same rounded to multiples of 1/64, which bfloat16 has, in both.
-struct GateInput {
+// A float32 input, or the same rounded to multiples of 1/64, which bfloat16 has, in both.
+struct Input {
     std::vector<float> values;
     std::vector<uint16_t> halves;
     int64_t size, dtype;
-    GateInput(int64_t size, uint32_t seed, int64_t dtype) : values(numbers(N * size, seed)), size(size), dtype(dtype) {
+    Input(int64_t size, uint32_t seed, int64_t dtype) : values(numbers(N * size, seed)), size(size), dtype(dtype) {
         if (dtype == FULMEN_FLOAT32) return;
         for (float &x : values) {
             x = rintf(x * 64) / 64;
@@ -126,7 +131,7 @@ struct GateInput {
 // The output gate on the same numbers: q, k, v as they are, g as the gate and as the gradient of the output. Results
 // are float32 for either dtype.
 bool gate_is_right(const Kernels &kernels, int64_t dtype) {
-    GateInput given[] = {{D, 1, dtype}, {D, 2, dtype}, {E, 3, dtype}, {E, 4, dtype}};
+    Input given[] = {{D, 1, dtype}, {D, 2, dtype}, {E, 3, dtype}, {E, 4, dtype}};
     const std::vector<float> &q = given[0].values, &k = given[1].values, &v = given[2].values, &g = given[3].values;
     std::vector<float> o(g.size()), dq(q.size()), dk(k.size()), dv(v.size()), dg(g.size());
     fulmen_output_gate_forward_call forward = {};
@@ -158,7 +163,8 @@ bool gate_is_right(const Kernels &kernels, int64_t dtype) {
                 of_v += k[(size_t)(t * D + d)] * dkv[(size_t)(d * E + e)];
             }
             const size_t i = (size_t)(t * E + e);
-            if (!close(o[i], g[i] * qkv) || !close(dg[i], g[i] * qkv) || !close(dv[i], of_v)) return false;
+            if (!close(o[i], g[i] * qkv, dtype) || !close(dg[i], g[i] * qkv, dtype) || !close(dv[i], of_v, dtype))
+                return false;
         }
         for (int64_t d = 0; d < D; ++d) {
             double of_q = 0, of_k = 0;
@@ -167,7 +173,8 @@ bool gate_is_right(const Kernels &kernels, int64_t dtype) {
                 of_q += gate * gate * kv[(size_t)(d * E + e)];
                 of_k += v[(size_t)(t * E + e)] * dkv[(size_t)(d * E + e)];
             }
-            if (!close(dq[(size_t)(t * D + d)], of_q) || !close(dk[(size_t)(t * D + d)], of_k)) return false;
+            if (!close(dq[(size_t)(t * D + d)], of_q, dtype) || !close(dk[(size_t)(t * D + d)], of_k, dtype))
+                return false;
         }
     }
     return true;
@@ -222,10 +229,14 @@ bool convolution_is_right(const Kernels &kernels, bool dense_tokens) {
     return true;
 }
 
-bool attention_is_right(const Kernels &kernels) {
-    std::vector<float> q = numbers(N * D, 1), k = numbers(N * D, 2), v = numbers(N * E, 3), g = numbers(N * E, 4);
+// With a decay per channel and its gradient in float32, and without one in bfloat16, so that all may be in pairs.
+// Results are float32 for either dtype.
+bool attention_is_right(const Kernels &kernels, int64_t dtype) {
+    Input given[] = {{D, 1, dtype}, {D, 2, dtype}, {E, 3, dtype}, {E, 4, dtype}};
+    std::vector<float> &q = given[0].values, &k = given[1].values, &v = given[2].values, &g = given[3].values;
+    const bool decays = dtype == FULMEN_FLOAT32;
     std::vector<float> log_decay = numbers(N * D, 5);
-    for (float &a : log_decay) a = (a - 1) * 0.5f;
+    for (float &a : log_decay) a = decays ? (a - 1) * 0.5f : 0.0f;
 
     fulmen_attention_forward_call forward = {};
     fulmen_problem &p = forward.problem;
@@ -234,36 +245,35 @@ bool attention_is_right(const Kernels &kernels) {
     p.tokens = N;
     p.key_size = D;
     p.value_size = E;
-    p.decay_form = FULMEN_DECAY_CHANNEL;
+    p.decay_form = decays ? FULMEN_DECAY_CHANNEL : FULMEN_DECAY_NONE;
     p.scale = 1;
-    p.q = tensor(q, D);
-    p.k = tensor(k, D);
-    p.v = tensor(v, E);
-    p.log_decay = tensor(log_decay, D);
+    p.q = given[0].tensor(), p.k = given[1].tensor(), p.v = given[2].tensor();
+    if (decays) p.log_decay = tensor(log_decay, D);
     std::vector<float> o((size_t)(N * E));
     forward.output = tensor(o, E);
 
     fulmen_attention_backward_call backward = {};
     backward.problem = p;
-    backward.grad_output = tensor(g, E);
+    backward.grad_output = given[3].tensor();
     std::vector<float> dq(q.size()), dk(k.size()), dv(v.size()), dlog_decay(log_decay.size());
     backward.dq = tensor(dq, D);
     backward.dk = tensor(dk, D);
     backward.dv = tensor(dv, E);
-    backward.dlog_decay = tensor(dlog_decay, D);
+    if (decays) backward.dlog_decay = tensor(dlog_decay, D);
 
     if (kernels.attention_forward(forward) || kernels.attention_backward(backward)) return false;
 
     std::vector<double> expected(o.size());
     loss(q, k, v, log_decay, g, &expected);
     for (size_t i = 0; i < o.size(); ++i)
-        if (!close(o[i], expected[i])) return false;
+        if (!close(o[i], expected[i], dtype)) return false;
 
     // One directional derivative of the loss along all gradients at once, by central differences.
-    struct Input {
+    struct Differentiated {
         std::vector<float> *x, *gradient;
     } inputs[] = {{&q, &dq}, {&k, &dk}, {&v, &dv}, {&log_decay, &dlog_decay}};
-    for (const Input &input : inputs) {
+    for (const Differentiated &input : inputs) {
+        if (input.x == &log_decay && !decays) continue;
         std::vector<float> original = *input.x, direction = numbers((int64_t)original.size(), 6);
         double predicted = 0, sides[2];
         for (int side = 0; side < 2; ++side) {
@@ -273,7 +283,8 @@ bool attention_is_right(const Kernels &kernels) {
         }
         *input.x = original;
         for (size_t i = 0; i < original.size(); ++i) predicted += (double)(*input.gradient)[i] * direction[i];
-        if (fabs((sides[1] - sides[0]) / 0.0078125 - predicted) > 5e-3 * (1 + fabs(predicted))) return false;
+        if (fabs((sides[1] - sides[0]) / 0.0078125 - predicted) > larger_tolerance(dtype) * (1 + fabs(predicted)))
+            return false;
     }
     return true;
 }
@@ -281,9 +292,9 @@ bool attention_is_right(const Kernels &kernels) {
 }  // namespace
 
 bool self_check(const Kernels &kernels) {
-    return attention_is_right(kernels) && tpa_decode_is_right(kernels) && gate_is_right(kernels, FULMEN_FLOAT32) &&
-           gate_is_right(kernels, FULMEN_BFLOAT16) && convolution_is_right(kernels, false) &&
-           convolution_is_right(kernels, true);
+    for (const int64_t dtype : {FULMEN_FLOAT32, FULMEN_BFLOAT16})
+        if (!attention_is_right(kernels, dtype) || !gate_is_right(kernels, dtype)) return false;
+    return tpa_decode_is_right(kernels) && convolution_is_right(kernels, false) && convolution_is_right(kernels, true);
 }
 
 }  // namespace fulmen

@@ -24,6 +24,7 @@ from cases import (
 
 BACKEND = pytest.mark.parametrize("backend", BACKENDS)
 FORM = pytest.mark.parametrize("decays", ALL_DECAYS)
+MULTIPLIED_AS = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])  # floats, and pairs where there are
 
 
 @st.composite
@@ -135,10 +136,11 @@ def test_inputs_with_any_strides(backend):
 
 
 @BACKEND
+@MULTIPLIED_AS
 @pytest.mark.parametrize("decays", DECAYS)
-def test_nan_stays_where_it_is(backend, decays):
+def test_nan_stays_where_it_is(backend, decays, dtype):
     """NaN never crosses heads, samples or packed sequences; in q or k it never reaches earlier outputs."""
-    case = Case(decays=decays, batch=2, length=200, heads=(2, 2, 2))
+    case = Case(decays=decays, batch=2, length=200, heads=(2, 2, 2), dtype=dtype)
     at = 150
     clean = run(case, backend=backend)
     for name in "qkv":
@@ -172,9 +174,10 @@ def test_nan_does_not_cross_packed_sequences(backend):
 
 
 @BACKEND
-def test_forgetting_is_exact(backend):
+@MULTIPLIED_AS
+def test_forgetting_is_exact(backend, dtype):
     """After a decay of -inf, nothing of what was before is left: not a bit differs."""
-    case = Case(decays="token", batch=1, length=100, initial=False)
+    case = Case(decays="token", batch=1, length=100, initial=False, dtype=dtype)
     given = {n: tensors(case)[n].clone() for n in ("q", "k", "v", "log_decay")}
     given["log_decay"][:, 37] = -torch.inf
     output = fulmen.linear_attention(**given, backend=backend)

@@ -12,7 +12,7 @@ import fulmen
 from cases import BACKENDS, Results, assert_close
 from fulmen.lab.yardstick import rounded_products
 
-__all__ = ["OPS", "SAVES", "Case", "assert_close", "differentiate", "exact", "leaves", "run", "tensors"]
+__all__ = ["OPS", "SAVES", "Case", "assert_close", "compared", "differentiate", "exact", "leaves", "run", "tensors"]
 
 SAVES = ((), ("kv",), ("kv", "qkv"))
 OPS = [name for name in BACKENDS if name != "reference"]  # the reference is no op
@@ -58,11 +58,14 @@ def differentiate(case: Case, inputs: dict[str, Tensor], output: Tensor) -> dict
 def run(case: Case, backend: str = "auto", **options: object) -> Results:
     """The output and all gradients."""
 
-    def compute(backend: str) -> dict[str, Tensor]:
-        inputs = leaves(case)
-        return differentiate(case, inputs, fulmen.output_gated_attention(**inputs, backend=backend, **options))
+    inputs = leaves(case)
+    output = fulmen.output_gated_attention(**inputs, backend=backend, **options)
+    return compared(case, differentiate(case, inputs, output), backend)
 
-    return Results(compute(backend), backend, rounded_products()(lambda: compute("torch")))
+
+def compared(case: Case, results: dict[str, Tensor], backend: str) -> Results:
+    """With the yardstick of the case, whatever is saved."""
+    return Results(results, backend, rounded_products()(lambda: run(case, backend="torch")))
 
 
 @lru_cache(maxsize=64)
