@@ -47,6 +47,9 @@ def _add_bench(commands: Any) -> None:
     bench.add_argument("--lengths", type=length_list, metavar="N,N,...", help="lengths, instead of the preset's")
     bench.add_argument("--columns", type=name_list, metavar="NAME,NAME,...", help="only these columns")
     bench.add_argument(
+        "--sections", type=name_list, metavar="NAME,NAME,...", help="only these sections, where a suite has some"
+    )
+    bench.add_argument(
         "--budget", type=seconds, metavar="SECONDS", help="cells expected to take more than their share are left out"
     )
     bench.add_argument("--threads", type=whole, metavar="N", help="CPU threads")

@@ -41,6 +41,7 @@ class Options:
     rank: int | None = None
     lengths: tuple[int, ...] | None = None
     columns: tuple[str, ...] | None = None
+    sections: tuple[str, ...] | None = None
     budget: float | None = None
     threads: int | None = None
 
@@ -48,6 +49,10 @@ class Options:
         known = [column.name for suite in self._suites() for column in suite.columns]
         if unknown := [name for name in self.columns or () if name not in known]:
             raise ValueError(f"no column {unknown[0]!r} in {', '.join(self.suites)}; there are {', '.join(known)}")
+        sections = [section for suite in self._suites() for section in suite.sections if section]
+        if unknown := [name for name in self.sections or () if name not in sections]:
+            there = f"there are {', '.join(sections)}" if sections else "there are none"
+            raise ValueError(f"no section {unknown[0]!r} in {', '.join(self.suites)}; {there}")
         if not any(set(self.modes) & set(suite.modes) for suite in self._suites()):
             raise ValueError(f"{', '.join(self.suites)} has no {' or '.join(self.modes)}")
         if self.rank is not None and not any(suite.presets[self.preset].sizes[0].rank for suite in self._suites()):
@@ -71,7 +76,8 @@ class Options:
         if self.rank is not None and preset.sizes[0].rank is not None:
             changes["rank"] = self.rank
         sizes = tuple(dict.fromkeys(replace(sizes, **changes) for sizes in preset.sizes))
-        return replace(preset, sizes=sizes, lengths=self.lengths or preset.lengths)
+        sections = self.sections or preset.sections
+        return Preset(sizes, self.lengths or preset.lengths, sections)
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ def options_of(asked: argparse.Namespace) -> Options:
         rank=asked.rank,
         lengths=asked.lengths,
         columns=asked.columns,
+        sections=asked.sections,
         budget=asked.budget,
         threads=asked.threads,
     )

@@ -111,7 +111,7 @@ def _family(family: str, phase: str) -> tuple[Column, ...]:
         return prepare(make, x.float())().double()
 
     ours = partial(PHASES[phase], partial(make, patched=True))
-    return _pair(f"{family}, {phase}", ("x",), partial(PHASES[phase], make), ours, exact)
+    return _pair(f"{family} {phase}", ("x",), partial(PHASES[phase], make), ours, exact)
 
 
 # ---- functions -------------------------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ SUITE = Suite(
     axis="n",
     baseline="transformers",
     modes=("fwd",),
-    sections={f"{family}, {phase}": _family(family, phase) for family in FAMILIES for phase in PHASES}
+    sections={f"{family} {phase}": _family(family, phase) for family in FAMILIES for phase in PHASES}
     | {name: _function(name) for name in FUNCTIONS},
     inputs={"x": Input("B N H D"), "dt": Input("B N H"), "b": Input("B N 1 R"), "c": Input("B N 1 R")},
     presets={
@@ -250,7 +250,7 @@ SUITE = Suite(
         "quick": Preset(
             (Sizes(1, 16, 64, 128),),
             (512,),
-            sections=("Mamba2, prefill", "Mamba2, decode", "FalconH1, prefill", *FUNCTIONS),
+            sections=("Mamba2 prefill", "Mamba2 decode", "FalconH1 prefill", *FUNCTIONS),
         ),
     },
     check_sizes=lambda sizes: Sizes(sizes.batch, 8, 16, 32),
