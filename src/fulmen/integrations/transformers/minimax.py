@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
+import fulmen
 from fulmen.integrations.transformers.recurrence import linear_attention
 
 
@@ -19,7 +20,7 @@ def lightning_attention(
     past_key_values: Any = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """The forward of a MiniMaxLightningAttention: prefill, decoding and continuation are one call.
+    """The forward of a MiniMaxLightningAttention: prefill, decoding and continuation.
 
     Returns the output ``[B, N, C]`` and the state ``[B, H, D, D]`` in the dtype of the values.
     """
@@ -28,9 +29,15 @@ def lightning_attention(
         qkv = qkv * attention_mask.unsqueeze(-1).to(qkv.dtype)
     q, k, v = qkv.unflatten(-1, (self.num_attention_heads, 3 * self.head_dim)).split(self.head_dim, dim=-1)
     state = None if past_key_values is None else past_key_values.get_linear_cache(self.layer_idx)
-    output, state = linear_attention(q, k, v, -self.slope_rate.flatten(), state, kwargs)
-    output = torch.sigmoid(self.output_gate(hidden_states)) * self.norm(output.flatten(2))
-    state = state.to(v.dtype)
+    log_decay = -self.slope_rate.flatten()
+    if qkv.shape[1] == 1 and state is not None and not torch.is_grad_enabled():
+        state = state.clone()  # as recorded attentions, earlier states stay what they are
+        output = fulmen.linear_attention_step(q[:, 0], k[:, 0], v[:, 0], state, log_decay=log_decay, scale=1.0)
+    else:
+        output, state = linear_attention(q, k, v, log_decay, state, kwargs)
+        state = state.to(v.dtype)
+    output = output.view(*hidden_states.shape[:2], -1)
+    output = torch.sigmoid(self.output_gate(hidden_states)) * self.norm(output)
     if past_key_values is not None:
         _keep(past_key_values, self.layer_idx, state, tokens=qkv.shape[1])
     return self.out_proj(output), state
