@@ -60,7 +60,7 @@ public:
         state_times_values();
         key.weigh_later(d_keys);
         if (!kInFloats) scale_rows(d_keys, key.blocks());
-        if (key_gradient.wanted()) key_gradient.begin(q.in_floats(), d_keys, t, count);
+        if (key_gradient.wanted()) key_gradient.begin(t, count, Read{q.in_floats(), d_keys});
         if (out.q.present()) {
             add_pairs_to_query_gradient();
             unpack(d_keys, t, count, key.size(), out.q);
@@ -71,7 +71,7 @@ public:
                 for (int64_t p = 0; p < value.blocks(); ++p)
                     multiply(d_values.panel(p), 1, Zero{},
                              Product<AsStored>{q.in_floats(), state.panel(p), key.blocks()});
-                value_gradient.begin(d_values, g.in_floats(), t, count);
+                value_gradient.begin(t, count, Read{d_values, g.in_floats()});
             }
         this->weigh_keys();
         if (kInFloats) value.weigh_earlier(v.in_floats());
@@ -177,8 +177,7 @@ private:
 
     void scale_rows(Panels x, int64_t blocks) const {
         if (scale == 1.0f) return;
-        for (int64_t p = 0; p < blocks; ++p)
-            for (int i = 0; i < kBlock; i += kLanes) store(x.panel(p) + i, load(x.panel(p) + i) * scale);
+        for (int64_t p = 0; p < blocks; ++p) scale_block(x.panel(p), scale);
     }
 
     // For the gradient of the state that enters the chunk.
@@ -195,10 +194,6 @@ private:
     FULMEN_MEMBER void prefetch_inputs(int64_t t, int64_t p) const {
         prefetch_queries(t, p);
         this->prefetch_keys_and_values(t, p);
-    }
-
-    static void add_block(float *to, const float *from) {
-        for (int x = 0; x < kBlock; x += kLanes) store(to + x, load(to + x) + load(from + x));
     }
 
     // And leaves the transpose of g in values_transposed.

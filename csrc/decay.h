@@ -19,6 +19,17 @@ namespace FULMEN_ISA {
 constexpr int kChunk = kPanel;  // a chunk is one block of tokens
 constexpr int kVecs = kPanel / kLanes;
 
+// a_t . b_t for each token.
+static inline void row_dots(Panels a, Panels b, int64_t size, float *dots) {
+    for (int t = 0; t < kChunk; ++t) {
+        Vec sum = {};
+        for (int64_t p = 0; p * kPanel < size; ++p)
+            for (int v = 0; v < kPanel; v += kLanes)
+                sum += load(a.panel(p) + t * kPanel + v) * load(b.panel(p) + t * kPanel + v);
+        dots[t] = sum_lanes(sum);
+    }
+}
+
 // ---- one value per token ----
 
 struct ScalarWeights {
@@ -66,6 +77,14 @@ static inline void weigh_rows(float *block, const float *weights) {
             float *x = block + r * kPanel + v * kLanes;
             store(x, load(x) * weights[r]);
         }
+}
+
+static inline void scale_block(float *block, float scale) {
+    for (int x = 0; x < kBlock; x += kLanes) store(block + x, load(block + x) * scale);
+}
+
+static inline void add_block(float *to, const float *from) {
+    for (int x = 0; x < kBlock; x += kLanes) store(to + x, load(to + x) + load(from + x));
 }
 
 // The gradient of each token's decay from pairs inside the chunk: the sum over j < t <= i of pair gradients

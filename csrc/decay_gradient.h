@@ -59,16 +59,10 @@ static inline double sum_of(const float *x, int64_t n) {
     return sum;
 }
 
-// a_t . b_t for each token.
-static inline void row_dots(Panels a, Panels b, int64_t size, float *dots) {
-    for (int t = 0; t < kChunk; ++t) {
-        Vec sum = {};
-        for (int64_t p = 0; p * kPanel < size; ++p)
-            for (int v = 0; v < kPanel; v += kLanes)
-                sum += load(a.panel(p) + t * kPanel + v) * load(b.panel(p) + t * kPanel + v);
-        dots[t] = sum_lanes(sum);
-    }
-}
+// The rows that read the state which enters a chunk, and the part of their gradient that comes from it.
+struct Read {
+    Panels later, grad;
+};
 
 // The decay gradient of one axis.
 class AxisGradient {
@@ -92,21 +86,24 @@ public:
         starts_empty_ = starts_empty;
     }
 
-    // First walk: the sums over i >= t of later_i * grad_i.
-    void begin(Panels later, Panels grad, int64_t first, int64_t count) {
+    // First walk: the sums over i >= t of later_i * grad_i, for each of what a token reads the state with.
+    template <class... Reads> void begin(int64_t first, int64_t count, Reads... reads) {
         if (by_channel_) {
             for (int64_t p = 0; p * kPanel < size_; ++p) {
                 Row sum = {};
                 for (int t = kChunk - 1; t >= 0; --t) {
-                    sum = sum + load_row(later.panel(p), t) * load_row(grad.panel(p), t);
+                    ((sum = sum + load_row(reads.later.panel(p), t) * load_row(reads.grad.panel(p), t)), ...);
                     store_row(gradient_.panel(p), t, sum);
                 }
             }
             unpack(gradient_, first, count, size_, gradient_rows_);
         } else {
-            float dots[kChunk], sum = 0;
-            row_dots(later, grad, size_, dots);
-            for (int64_t t = count - 1; t >= 0; --t) *token(first + t) = sum += dots[t];
+            float dots[sizeof...(reads)][kChunk], sum = 0, *own = dots[0];
+            ((row_dots(reads.later, reads.grad, size_, own), own += kChunk), ...);
+            for (int64_t t = count - 1; t >= 0; --t) {
+                for (const auto &of_read : dots) sum += of_read[t];
+                *token(first + t) = sum;
+            }
         }
     }
 

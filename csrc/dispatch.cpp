@@ -74,14 +74,22 @@ void expect_results(const fulmen_attention_forward_call &call) {
     const fulmen_problem &p = call.problem;
     prefer_huge_pages(call.output, p.batch, p.tokens, p.heads, p.value_size);
 }
-void expect_results(const fulmen_attention_backward_call &call) {
-    const fulmen_problem &p = call.problem;
+template <class Call> void expect_gradients(const Call &call, const fulmen_problem &p) {
     prefer_huge_pages(call.dq, p.batch, p.tokens, p.query_heads, p.key_size);
     prefer_huge_pages(call.dk, p.batch, p.tokens, p.key_heads, p.key_size);
     prefer_huge_pages(call.dv, p.batch, p.tokens, p.value_heads, p.value_size);
     if (by_channel(p.decay_form)) prefer_huge_pages(call.dlog_decay, p.batch, p.tokens, p.heads, p.key_size);
+}
+void expect_results(const fulmen_attention_backward_call &call) {
+    const fulmen_problem &p = call.problem;
+    expect_gradients(call, p);
     prefer_huge_pages(call.dlog_decay_v, p.batch, p.tokens, p.heads, p.value_size);
 }
+void expect_results(const fulmen_delta_rule_forward_call &call) {
+    const fulmen_problem &p = call.problem.attention;
+    prefer_huge_pages(call.output, p.batch, p.tokens, p.heads, p.value_size);
+}
+void expect_results(const fulmen_delta_rule_backward_call &call) { expect_gradients(call, call.problem.attention); }
 void expect_results(const fulmen_states_forward_call &call) {
     const fulmen_problem &p = call.problem;
     const int64_t chunks = (p.tokens + call.chunk_size - 1) / call.chunk_size;
@@ -119,6 +127,7 @@ void expect_results(const fulmen_causal_conv1d_backward_call &call) {
 // They write little.
 void expect_results(const fulmen_causal_conv1d_step_call &) {}
 void expect_results(const fulmen_step_call &) {}
+void expect_results(const fulmen_delta_rule_step_call &) {}
 void expect_results(const fulmen_tpa_decode_call &) {}
 
 template <class Call> int64_t run(const Call *call, int64_t (*kernel)(const Call &)) {

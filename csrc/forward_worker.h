@@ -80,8 +80,7 @@ private:
 
     void scale_block_rows(Panels x, int64_t blocks) const {
         if (scale == 1.0f) return;
-        for (int64_t p = 0; p < blocks; ++p)
-            for (int i = 0; i < kBlock; i += kLanes) store(x.panel(p) + i, load(x.panel(p) + i) * scale);
+        for (int64_t p = 0; p < blocks; ++p) scale_block(x.panel(p), scale);
     }
 
     void round_state() {

@@ -28,6 +28,7 @@ extern "C" {
 #define FULMEN_VERSION 3
 #define FULMEN_MAX_SIZE 512 /* D and E run from 1 to this */
 #define FULMEN_MAX_WIDTH 64 /* as does K, the width of a convolution, to this */
+#define FULMEN_EPSILON 1e-6f
 
 enum fulmen_dtype { FULMEN_FLOAT32 = 0, FULMEN_BFLOAT16 = 1, FULMEN_FLOAT16 = 2 };
 
@@ -182,6 +183,39 @@ typedef struct {
     fulmen_tensor output; /* [B, H, E], q's dtype or float32 */
 } fulmen_step_call;
 
+/* The delta rule, linear attention that writes what the state does not know yet:
+ *
+ *     S_t = diag(exp(a_t)) S_{t-1} + k_t u_t^T        u_t = beta_t (v_t - (diag(exp(a_t)) S_{t-1})^T k_t)
+ *
+ * With normalize_qk, q / sqrt(sum of q^2 + FULMEN_EPSILON) stands for q, and k alike. */
+typedef struct {
+    fulmen_problem attention; /* without a decay of the value axis */
+    fulmen_tensor beta;       /* [B, N, H], any dtype */
+    int64_t normalize_qk;
+} fulmen_delta_rule_problem;
+
+typedef struct {
+    fulmen_delta_rule_problem problem;
+    fulmen_tensor output;     /* [B, N, H, E], q's dtype or float32 */
+    fulmen_state final_state; /* optional; must not overlap initial_state */
+} fulmen_delta_rule_forward_call;
+
+typedef struct {
+    fulmen_delta_rule_problem problem;
+    fulmen_tensor grad_output; /* optional; q's dtype or float32 */
+    fulmen_state grad_state;   /* optional: the gradient of the final state */
+    fulmen_tensor dq, dk, dv;  /* shaped as q, k, v; q's dtype or float32; any of them may be absent */
+    fulmen_tensor dbeta;       /* optional, float32 */
+    fulmen_tensor dlog_decay;  /* optional, float32, shaped as log_decay ([H]: summed over B and N) */
+    fulmen_state dinitial;     /* optional */
+} fulmen_delta_rule_backward_call;
+
+typedef struct {
+    fulmen_step_call attention; /* without a decay of the value axis */
+    fulmen_tensor beta;         /* [B, H], any dtype */
+    int64_t normalize_qk;
+} fulmen_delta_rule_step_call;
+
 /* Tensor-product attention of one token over M keys and values that are given as factors:
  *
  *     q = sum_r aq_r bq_r^T / R      k_m = sum_r ak_mr bk_mr^T / Rk      v_m = sum_r av_mr bv_mr^T / Rv
@@ -303,6 +337,9 @@ typedef struct {
     CALL(states_forward)         \
     CALL(states_backward)        \
     CALL(step)                   \
+    CALL(delta_rule_forward)     \
+    CALL(delta_rule_backward)    \
+    CALL(delta_rule_step)        \
     CALL(tpa_decode)             \
     CALL(output_gate_forward)    \
     CALL(output_gate_backward)   \

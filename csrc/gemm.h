@@ -220,7 +220,8 @@ void multiply(float *c, int64_t row_blocks, Start start, Products... products) {
     KIND(Zero, Product<AsStored>, Product<Transposed>) \
     KIND(Add, Product<AsStored>)                       \
     KIND(Add, Product<Transposed>)                     \
-    KIND(Scale, Product<Transposed>)
+    KIND(Scale, Product<Transposed>)                   \
+    KIND(Scale, Product<Transposed>, Product<Transposed>)
 #if FULMEN_PAIRS
 typedef AsStoredOf<Pair> PairsAsStored;
 typedef TransposedOf<Pair> PairsTransposed;

@@ -1,7 +1,7 @@
 // The forward pass: which head, value channels and tokens each worker takes.
 #include "forward_worker.h"
+#include "head_slice.h"
 #include "kernels.h"
-#include "recurrence.h"
 #include "segments.h"
 
 namespace fulmen {
@@ -25,60 +25,25 @@ struct Plan {
     int64_t head_slices() const { return heads * slices.count; }
 };
 
-// One head's slice of value channels.
-struct HeadSlice {
-    Sequence sequence;
-    Head head;
-    int64_t column, columns;
-    Rows output;
-    Matrix initial, final;
-};
-
 HeadSlice head_slice(const fulmen_attention_forward_call &call, const Plan &plan, int64_t index) {
-    const fulmen_problem &p = call.problem;
-    HeadSlice x;
-    x.column = index % plan.slices.count * plan.slices.width;
-    x.columns = smaller(plan.slices.width, p.value_size - x.column);
-    const int64_t head = index / plan.slices.count % p.heads;
-    x.sequence = sequence(p, index / plan.slices.count / p.heads);
-    x.head = head_of(p, x.sequence, head, x.column);
-    x.output = rows_of(call.output, x.sequence.batch, head).from(x.sequence.first, x.column);
-    x.initial = matrix_of(p.initial_state, x.sequence.state, head).from_column(x.column);
-    x.final = matrix_of(call.final_state, x.sequence.state, head).from_column(x.column);
-    return x;
+    return head_slice(call.problem, call.output, call.final_state, plan.slices, index);
 }
 
 // Both return whether a log-decay was above 0.
 template <class Worker> bool attend_whole(const fulmen_attention_forward_call &call, const HeadSlice &x, Arena arena) {
     Worker worker(arena, call.problem, x.columns);
-    const bool empty = !x.initial.present(), final = x.final.present();
     worker.start(x.head);
-    if (!empty || final || x.sequence.tokens > kChunk)
-        worker.enter(x.initial);
-    else
-        worker.enter();  // nobody reads the state
-    worker.attend(x.output, 0, x.sequence.tokens, empty, final);
-    if (final) store_state(worker.state, call.problem.key_size, x.columns, x.final);
-    return worker.grows();
+    return attend_whole(worker, x);
 }
 
 bool attend_token_by_token(const fulmen_attention_forward_call &call, const HeadSlice &x, Arena arena) {
     const fulmen_problem &p = call.problem;
     TokenBuffer buffer(arena, p.key_size, x.columns);
-    const int64_t stride = padded(x.columns);
-    float *state = arena.floats(p.key_size * stride);
-    for (int64_t d = 0; d < p.key_size; ++d)
-        for (int64_t e = 0; e < x.columns; ++e)
-            state[d * stride + e] = x.initial.present() ? *x.initial.at(d, e) : 0.0f;
-    for (int64_t t = 0; t < x.sequence.tokens; ++t) {
-        const Rows log_decay = has_tokens(p.decay_form) ? x.head.log_decay.from(t, 0) : x.head.log_decay;
-        sweep_rows(Float32(), state, stride, p.key_size, x.columns,
-                   buffer.load(x.head, t, p.decay_form, log_decay, p.decay_v_form, (float)p.scale));
-        buffer.store_output(x.output, t);
-    }
-    for (int64_t d = 0; d < p.key_size && x.final.present(); ++d)
-        for (int64_t e = 0; e < x.columns; ++e) *x.final.at(d, e) = state[d * stride + e];
-    return buffer.grows();
+    auto sweep = [&](float *state, int64_t stride, int64_t t, Rows log_decay) {
+        buffer.load(x.head, t, p.decay_form, log_decay, p.decay_v_form, (float)p.scale);
+        buffer.sweep_rows(Float32(), state, stride);
+    };
+    return attend_token_by_token(p, x, arena, buffer, sweep);
 }
 
 template <class Worker> int64_t worker_bytes(const fulmen_problem &p, const Plan &plan) {

@@ -87,6 +87,7 @@ static inline void sweep_columns(T type, typename T::Stored *state, int64_t stri
 // A head's token in float32 buffers, from tensors of any dtype.
 class TokenBuffer {
 public:
+    static constexpr int kArrays = 6;
     TokenBuffer(Arena &arena, int64_t key_size, int64_t value_size)
         : d_count(key_size),
           e_count(value_size),
@@ -98,7 +99,7 @@ public:
           o(arena.floats(padded(value_size))) {}
 
     // decay and decay_v point at this token's values; a decay form of HEAD or TOKEN is one value.
-    Token load(const Head &head, int64_t t, int64_t decay_form, Rows log_decay, int64_t decay_v_form, float scale) {
+    void load(const Head &head, int64_t t, int64_t decay_form, Rows log_decay, int64_t decay_v_form, float scale) {
         load_row(head.q, t, d_count, q);
         load_row(head.k, t, d_count, k);
         load_row(head.v, t, e_count, v);
@@ -116,7 +117,14 @@ public:
             load_row(head.log_decay_v, t, e_count, value_factors);
             exp_in_place(value_factors, e_count);
         }
-        return {q, k, v, key_factors, decays(decay_v_form) ? value_factors : nullptr, o};
+        token = {q, k, v, key_factors, decays(decay_v_form) ? value_factors : nullptr, o};
+    }
+
+    template <class T> void sweep_rows(T type, typename T::Stored *state, int64_t stride) const {
+        FULMEN_ISA::sweep_rows(type, state, stride, d_count, e_count, token);
+    }
+    template <class T> void sweep_columns(T type, typename T::Stored *state, int64_t stride) const {
+        FULMEN_ISA::sweep_columns(type, state, stride, d_count, e_count, token);
     }
 
     bool grows() const { return grows_; }  // whether a log-decay was above 0
@@ -127,7 +135,7 @@ public:
         });
     }
 
-private:
+protected:
     static void load_row(Rows rows, int64_t t, int64_t n, float *to) {
         with_type(rows.dtype,
                   [&](auto type) { load_channels(type, (const typename decltype(type)::Stored *)rows.row(t), n, to); });
@@ -144,8 +152,42 @@ private:
 
     int64_t d_count, e_count;
     float *q, *k, *v, *key_factors, *value_factors, *o;
+    Token token = {};
     bool grows_ = false;
 };
+
+// Decoding: one token for every head, whose state is updated in place. load(buffer, head, log_decay, batch, h) fills a
+// buffer.
+template <class Buffer, class Load> int64_t step_heads(const fulmen_step_call &call, Load load) {
+    // A thread is worth waking for some 64 KiB of state.
+    const int64_t heads = call.batch * call.heads, cells = call.key_size * call.value_size;
+    const int64_t threads = smaller(call.header.threads, 1 + heads * cells / 16384);
+    Notice grows;
+    parallel_for_in_place(threads, heads, [&](int64_t index) {
+        const int64_t batch = index / call.heads, h = index % call.heads;
+        Head head;
+        head.q = rows_of(call.q, batch, h / (call.heads / call.query_heads));
+        head.k = rows_of(call.k, batch, h / (call.heads / call.key_heads));
+        head.v = rows_of(call.v, batch, h / (call.heads / call.value_heads));
+        head.log_decay_v = rows_of(call.log_decay_v, batch, h);
+
+        alignas(64) float memory[Buffer::kArrays * FULMEN_MAX_SIZE];
+        Arena arena(memory);
+        Buffer buffer(arena, call.key_size, call.value_size);
+        load(buffer, head, rows_of(call.log_decay, batch, h), batch, h);
+        const fulmen_state &s = call.state;
+        with_type(s.dtype, [&](auto type) {
+            auto *state = (typename decltype(type)::Stored *)s.data + batch * s.stride_batch + h * s.stride_head;
+            if (s.stride_column == 1)
+                buffer.sweep_rows(type, state, s.stride_row);
+            else
+                buffer.sweep_columns(type, state, s.stride_column);
+        });
+        buffer.store_output(rows_of(call.output, batch, h), 0);
+        grows |= buffer.grows();
+    });
+    return grows ? FULMEN_GROWS : FULMEN_OK;
+}
 
 }  // namespace FULMEN_ISA
 }  // namespace fulmen

@@ -126,7 +126,7 @@ protected:
 // Calls f with the element of a call's workers: pairs unless a decay of the values forbids it.
 template <class F> FULMEN_INLINE auto with_element(const fulmen_problem &p, F f) {
     const bool alike = p.k.dtype == p.v.dtype && (!p.q.data || p.q.dtype == p.k.dtype);
-    return with_element(alike && p.decay_v_form == FULMEN_DECAY_NONE ? p.k.dtype : (int64_t)FULMEN_FLOAT32, f);
+    return with_element(alike && !decays(p.decay_v_form) ? p.k.dtype : (int64_t)FULMEN_FLOAT32, f);
 }
 
 }  // namespace FULMEN_ISA

@@ -49,6 +49,29 @@ int64_t invalid_problem(const fulmen_problem &p, bool has_query) {
     return FULMEN_OK;
 }
 
+// Of q, k, v, and of what they give.
+template <class Call> int64_t invalid_attention_forward(const fulmen_problem &p, const Call &call) {
+    if (const int64_t status = invalid_problem(p, true)) return status;
+    if (!fits(call.output, p.q.dtype) || !is_float32(call.final_state)) return FULMEN_BAD_DTYPE;
+    return call.output.data || p.batch == 0 || p.tokens == 0 ? FULMEN_OK : FULMEN_MISSING_TENSOR;
+}
+
+template <class Call> int64_t invalid_attention_backward(const fulmen_problem &p, const Call &call) {
+    if (const int64_t status = invalid_problem(p, true)) return status;
+    for (const fulmen_tensor *x : {&call.grad_output, &call.dq, &call.dk, &call.dv})
+        if (!fits(*x, p.q.dtype)) return FULMEN_BAD_DTYPE;
+    return is_float32(call.grad_state) ? FULMEN_OK : FULMEN_BAD_DTYPE;
+}
+
+int64_t invalid_delta_rule(const fulmen_tensor &beta, int64_t decay_v_form, bool empty) {
+    if (decays(decay_v_form)) return FULMEN_BAD_DECAY;
+    if (!is_dtype(beta.dtype)) return FULMEN_BAD_DTYPE;
+    return beta.data || empty ? FULMEN_OK : FULMEN_MISSING_TENSOR;
+}
+int64_t invalid_delta_rule(const fulmen_delta_rule_problem &p) {
+    return invalid_delta_rule(p.beta, p.attention.decay_v_form, p.attention.batch == 0 || p.attention.tokens == 0);
+}
+
 template <class Call> int64_t invalid_gradients(const fulmen_problem &p, const Call &call) {
     if (!is_float32(call.dlog_decay) || !is_float32(call.dlog_decay_v) || !is_float32(call.dinitial))
         return FULMEN_BAD_DTYPE;
@@ -59,20 +82,24 @@ template <class Call> int64_t invalid_gradients(const fulmen_problem &p, const C
 
 }  // namespace
 
-int64_t invalid(const fulmen_attention_forward_call &call) {
-    const fulmen_problem &p = call.problem;
-    if (const int64_t status = invalid_problem(p, true)) return status;
-    if (!fits(call.output, p.q.dtype) || !is_float32(call.final_state)) return FULMEN_BAD_DTYPE;
-    return call.output.data || p.batch == 0 || p.tokens == 0 ? FULMEN_OK : FULMEN_MISSING_TENSOR;
-}
+int64_t invalid(const fulmen_attention_forward_call &call) { return invalid_attention_forward(call.problem, call); }
 
 int64_t invalid(const fulmen_attention_backward_call &call) {
-    const fulmen_problem &p = call.problem;
-    if (const int64_t status = invalid_problem(p, true)) return status;
-    for (const fulmen_tensor *x : {&call.grad_output, &call.dq, &call.dk, &call.dv})
-        if (!fits(*x, p.q.dtype)) return FULMEN_BAD_DTYPE;
-    if (!is_float32(call.grad_state)) return FULMEN_BAD_DTYPE;
-    return invalid_gradients(p, call);
+    if (const int64_t status = invalid_attention_backward(call.problem, call)) return status;
+    return invalid_gradients(call.problem, call);
+}
+
+int64_t invalid(const fulmen_delta_rule_forward_call &call) {
+    if (const int64_t status = invalid_attention_forward(call.problem.attention, call)) return status;
+    return invalid_delta_rule(call.problem);
+}
+
+int64_t invalid(const fulmen_delta_rule_backward_call &call) {
+    const fulmen_problem &p = call.problem.attention;
+    if (const int64_t status = invalid_attention_backward(p, call)) return status;
+    if (!is_float32(call.dbeta) || !is_float32(call.dlog_decay) || !is_float32(call.dinitial)) return FULMEN_BAD_DTYPE;
+    if (call.dlog_decay.data && !decays(p.decay_form)) return FULMEN_BAD_DECAY;
+    return invalid_delta_rule(call.problem);
 }
 
 int64_t invalid(const fulmen_states_forward_call &call) {
@@ -108,6 +135,11 @@ int64_t invalid(const fulmen_step_call &call) {
         (decays(c.decay_form) && !c.log_decay.data) || (decays(c.decay_v_form) && !c.log_decay_v.data))
         return FULMEN_MISSING_TENSOR;
     return FULMEN_OK;
+}
+
+int64_t invalid(const fulmen_delta_rule_step_call &call) {
+    if (const int64_t status = invalid(call.attention)) return status;
+    return invalid_delta_rule(call.beta, call.attention.decay_v_form, call.attention.batch == 0);
 }
 
 int64_t invalid(const fulmen_tpa_decode_call &call) {

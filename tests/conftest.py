@@ -42,6 +42,15 @@ def device(request):
         yield chosen
 
 
+@pytest.fixture(params=[1, 2, 3])
+def threads(request):
+    """As many as the core may use."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def poisoned_workspace(monkeypatch):
     """Workspace full of NaN, as torch hands out memory that something else has used."""

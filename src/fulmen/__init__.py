@@ -1,6 +1,7 @@
 """Fulmen: linear-attention operators that are fast on whatever device the tensors are on."""
 
 from fulmen.ops.causal_conv1d import causal_conv1d, causal_conv1d_step
+from fulmen.ops.delta_rule import delta_rule, delta_rule_step
 from fulmen.ops.linear_attention import chunk_states, linear_attention, linear_attention_step
 from fulmen.ops.output_gate import output_gated_attention
 from fulmen.ops.tpa import TPACache, tpa_decode
@@ -16,6 +17,8 @@ __all__ = [
     "causal_conv1d",
     "causal_conv1d_step",
     "chunk_states",
+    "delta_rule",
+    "delta_rule_step",
     "linear_attention",
     "linear_attention_step",
     "output_gated_attention",

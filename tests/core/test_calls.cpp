@@ -247,6 +247,70 @@ void check_step() {
     TAKES(x, (call.batch = 0, call.q.data = call.state.data = nullptr));
 }
 
+// What differs from linear attention; the rest is checked there, by the same functions.
+template <class Call> void check_delta_rule(Valid<Call> &x) {
+    fulmen_problem &p = x.call.problem.attention;
+    p.header = valid_header<Call>();
+    p.batch = p.key_heads = p.value_heads = p.query_heads = 1;
+    p.tokens = 5;
+    p.heads = 2;
+    p.key_size = 3;
+    p.value_size = 4;
+    p.decay_form = FULMEN_DECAY_TOKEN;
+    p.q = p.k = p.v = kHalves;
+    p.log_decay = kFloats;
+    p.initial_state = kState;
+    x.call.problem.beta = kWrong;  // has a dtype of its own
+
+    check_header(x);
+    REFUSES(x, FULMEN_BAD_SIZE, call.problem.attention.key_size = 0);
+    REFUSES(x, FULMEN_BAD_DTYPE, call.problem.beta = kUnknown);
+    REFUSES(x, FULMEN_MISSING_TENSOR, call.problem.beta.data = nullptr);
+    REFUSES(x, FULMEN_BAD_DECAY,
+            (call.problem.attention.decay_v_form = FULMEN_DECAY_CHANNEL, call.problem.attention.log_decay_v = kFloats));
+    TAKES(x, (call.problem.attention.tokens = 0, call.problem.beta.data = nullptr));
+}
+
+void check_delta_rule_forward() {
+    auto x = VALID(delta_rule_forward);
+    x.call.output = kHalves;
+    check_delta_rule(x);
+    REFUSES(x, FULMEN_BAD_DTYPE, call.output = kWrong);
+    REFUSES(x, FULMEN_BAD_DTYPE, call.final_state = kHalfState);
+}
+
+void check_delta_rule_backward() {
+    typedef fulmen_delta_rule_backward_call Call;
+    auto x = VALID(delta_rule_backward);
+    x.call.grad_output = x.call.dq = x.call.dk = x.call.dv = kHalves;
+    x.call.dbeta = x.call.dlog_decay = kFloats;
+    x.call.dinitial = x.call.grad_state = kState;
+    check_delta_rule(x);
+    for (auto gradient : {&Call::grad_output, &Call::dq, &Call::dk, &Call::dv})
+        REFUSES(x, FULMEN_BAD_DTYPE, call.*gradient = kWrong);
+    for (auto gradient : {&Call::dbeta, &Call::dlog_decay}) REFUSES(x, FULMEN_BAD_DTYPE, call.*gradient = kHalves);
+    REFUSES(x, FULMEN_BAD_DTYPE, call.dinitial = kHalfState);
+    REFUSES(x, FULMEN_BAD_DECAY, call.problem.attention.decay_form = FULMEN_DECAY_NONE);
+}
+
+void check_delta_rule_step() {
+    auto x = VALID(delta_rule_step);
+    fulmen_step_call &step = x.call.attention;
+    step.header = valid_header<fulmen_delta_rule_step_call>();
+    step.batch = step.heads = step.query_heads = step.key_heads = step.value_heads = 1;
+    step.key_size = step.value_size = 3;
+    step.q = step.k = step.v = step.output = kHalves;
+    step.state = kState;
+    x.call.beta = kFloats;
+    check_header(x);
+    REFUSES(x, FULMEN_BAD_SIZE, call.attention.value_size = 0);
+    REFUSES(x, FULMEN_BAD_DTYPE, call.beta = kUnknown);
+    REFUSES(x, FULMEN_MISSING_TENSOR, call.beta.data = nullptr);
+    REFUSES(x, FULMEN_BAD_DECAY,
+            (call.attention.decay_v_form = FULMEN_DECAY_CHANNEL, call.attention.log_decay_v = kFloats));
+    TAKES(x, (call.attention.batch = 0, call.beta.data = nullptr));
+}
+
 void check_tpa_decode() {
     typedef fulmen_tpa_decode_call Call;
     const int64_t lengths[] = {0, 5}, negative[] = {0, -1}, longer[] = {6, 0};

@@ -11,6 +11,7 @@ import torch
 from fulmen.runtime import core
 from fulmen.runtime.architectures import interpreted, why_unsupported
 from fulmen.runtime.availability import why_triton_is_unavailable
+from fulmen.runtime.operators import backends_of
 
 _HALF_AND_SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 _TRITON_UNAVAILABLE = why_triton_is_unavailable()
@@ -103,22 +104,25 @@ def _warn_once(message: str) -> None:
     warnings.warn(message, stacklevel=5)
 
 
-def choose(backend: str, device: torch.device, dtype: torch.dtype) -> str:
-    """The backend that a call with tensors of ``dtype`` on ``device`` runs on."""
-    return _chosen(backend, device, dtype) if torch.compiler.is_compiling() else _remembered(backend, device, dtype)
+def choose(backend: str, device: torch.device, dtype: torch.dtype, operator: str = "") -> str:
+    """The backend that a call with tensors of ``dtype`` on ``device`` runs on. ``operator`` names one that has not all
+    of them."""
+    chosen = _chosen if torch.compiler.is_compiling() else _remembered
+    return chosen(backend, device, dtype, operator)
 
 
-def _chosen(backend: str, device: torch.device, dtype: torch.dtype) -> str:
+def _chosen(backend: str, device: torch.device, dtype: torch.dtype, operator: str) -> str:
+    call = device, dtype, operator
     if backend == "auto":
-        chosen = next(name for name in _PREFERENCE if not _refusal(name, device, dtype))
+        chosen = next(name for name in _PREFERENCE if not _refusal(name, *call))
         fastest = _FASTEST.get(device.type)
         if chosen == "torch" and fastest and dtype in _HALF_AND_SINGLE and not torch.compiler.is_compiling():
-            reason = _refusal(fastest, device, dtype)
+            reason = _refusal(fastest, *call)
             _warn_once(f"the torch backend serves {device.type} tensors, several times slower: {reason}")
         return chosen
     if backend not in _BACKENDS:
         raise ValueError(f"backend must be one of 'auto', {', '.join(map(repr, _BACKENDS))}; got {backend!r}")
-    if refusal := _refusal(backend, device, dtype):
+    if refusal := _refusal(backend, *call):
         raise ValueError(f"backend {backend!r} cannot run this call: {refusal}")
     return backend
 
@@ -126,7 +130,9 @@ def _chosen(backend: str, device: torch.device, dtype: torch.dtype) -> str:
 _remembered = cache(_chosen)
 
 
-def _refusal(name: str, device: torch.device, dtype: torch.dtype) -> str:
+def _refusal(name: str, device: torch.device, dtype: torch.dtype, operator: str) -> str:
+    if operator and name not in backends_of(operator):
+        return f"{operator} has no {name} backend"
     refusal = _BACKENDS[name].refuses(device.type, dtype)
     if name == "triton" and device.type == "cuda" and not refusal and not torch.compiler.is_compiling():
         refusal = why_unsupported(device)  # asked here and not at import: asking starts CUDA

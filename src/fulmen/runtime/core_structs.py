@@ -19,6 +19,7 @@ class Struct:
         words: a function whose keywords are the fields, and that gives the words in their order; a field that is a
             struct is given as its words.
         pack: the same as bytes.
+        pack_words: words as bytes.
     """
 
     def __init__(self, name: str, **fields: str | Struct) -> None:
@@ -26,6 +27,7 @@ class Struct:
         self.format: str = "".join(kind if isinstance(kind, str) else kind.format for kind in fields.values())
         packer = struct.Struct("=" + self.format)
         self.size = packer.size
+        self.pack_words: Callable[[Words], bytes] = lambda words: packer.pack(*words)
         # Written out, as a NamedTuple's constructor is: no faster way checks that every field is given, by name.
         ordered = ", ".join(field if isinstance(kind, str) else f"*{field}" for field, kind in fields.items())
         functions: dict[str, Callable[..., object]] = {}
@@ -152,6 +154,21 @@ STEP = Struct(
     state=STATE,
     output=TENSOR,
 )
+DELTA_RULE_PROBLEM = Struct("delta_rule_problem", attention=PROBLEM, beta=TENSOR, normalize_qk=INTEGER)
+DELTA_RULE_FORWARD = Struct("delta_rule_forward_call", problem=DELTA_RULE_PROBLEM, output=TENSOR, final_state=STATE)
+DELTA_RULE_BACKWARD = Struct(
+    "delta_rule_backward_call",
+    problem=DELTA_RULE_PROBLEM,
+    grad_output=TENSOR,
+    grad_state=STATE,
+    dq=TENSOR,
+    dk=TENSOR,
+    dv=TENSOR,
+    dbeta=TENSOR,
+    dlog_decay=TENSOR,
+    dinitial=STATE,
+)
+DELTA_RULE_STEP = Struct("delta_rule_step_call", attention=STEP, beta=TENSOR, normalize_qk=INTEGER)
 TPA_DECODE = Struct(
     "tpa_decode_call",
     header=HEADER,

@@ -17,16 +17,17 @@ class Operator:
         name: of its folder.
         protocol: what the module of each of its backends has.
         backends: these modules, by the backend's name.
-        workloads: whose ``WORKLOADS`` `fulmen inspect` compiles, and whose ``BYTES`` say what each kernel requests.
         checks: whose ``checks(target)`` `fulmen verify` runs.
+        workloads: whose ``WORKLOADS`` `fulmen inspect` compiles, and whose ``BYTES`` say what each kernel requests;
+            empty: no kernels.
         limits: whose ``LIMITS`` `fulmen bench limits` measures; empty: none.
     """
 
     name: str
     protocol: type
     backends: Mapping[str, str]
-    workloads: str
     checks: str
+    workloads: str = ""
     limits: str = ""
 
     def __post_init__(self) -> None:
@@ -43,3 +44,8 @@ _module = cache(import_module)
 def operators() -> list[Operator]:
     """All that were declared, in the order in which ``fulmen`` imports them."""
     return list(_declared.values())
+
+
+def backends_of(operator: str) -> Mapping[str, str]:
+    """The modules of an operator's backends, by the backend's name."""
+    return _declared[operator].backends

@@ -23,14 +23,6 @@ pytestmark = pytest.mark.skipif(core.core is None, reason=core.why_unavailable)
 BUILDS = core.core.builds if core.core else []
 
 
-@pytest.fixture(params=[1, 2, 3])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("build", BUILDS)
 @pytest.mark.parametrize("decays", ALL_DECAYS)
 @pytest.mark.usefixtures("poisoned_workspace")

@@ -109,7 +109,7 @@ class Report:
 
 def workloads() -> list[Workload]:
     """Of all operators, then of what they are compared with. Triton comes with them."""
-    modules = [*(operator.workloads for operator in operators()), BASELINES]
+    modules = [*(operator.workloads for operator in operators() if operator.workloads), BASELINES]
     return [workload for module in modules for workload in import_module(module).WORKLOADS]
 
 

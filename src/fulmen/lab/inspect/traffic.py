@@ -20,7 +20,7 @@ Counts = dict[str, Callable[[Arguments], int]]  # by a kernel's module and name,
 
 def requested_bytes(launches: list[Launch]) -> int:
     """Loads and stores of all ``launches``; sequences must not be packed."""
-    modules = tuple(operator.workloads for operator in operators())
+    modules = tuple(operator.workloads for operator in operators() if operator.workloads)
     return sum(_counts(modules)[f"{launch.module}.{launch.kernel}"](launch.arguments) for launch in launches)
 
 

@@ -47,4 +47,5 @@ def unusual(case: Any) -> str:
 
 def all_checks(target: Target) -> Iterator[Check]:
     for operator in operators():
-        yield from import_module(operator.checks).checks(target)
+        if target.backend in operator.backends:
+            yield from import_module(operator.checks).checks(target)

@@ -18,6 +18,10 @@ from fulmen.runtime.tensors import state_dtype
 # last-level cache; an accelerator wants enough work in each launch.
 SEGMENT_BYTES = {"cpu": 4 << 20}
 SEGMENT_BYTES_ELSEWHERE = 128 << 20
+CHUNK = 64
+# How many chunks a segment has ("together" of partition), by the call's schedule.
+FORWARD_SEGMENTS = {"auto": "cached", "recurrent": "one", "loop": "one", "parallel": "all", "recompute": "all"}
+BACKWARD_SEGMENTS = FORWARD_SEGMENTS | {"recurrent": "cached", "loop": "cached", "recompute": "cached"}
 
 
 class Call(Protocol):
@@ -138,6 +142,10 @@ class Loader:
         loaded = allocate(shape, dtype=self.dtype)
         loaded.unflatten(1, (heads, -1))[..., :tokens, :] = x[:, :, None]
         return loaded
+
+    def decay(self, segment: Segment) -> Decay:
+        """Of the key axis."""
+        return Decay(self._logs(self.p.log_decay, segment))
 
     def chunks(self, segment: Segment) -> Chunks:
         a, c = (Decay(self._logs(x, segment)) for x in (self.p.log_decay, self.p.log_decay_v))

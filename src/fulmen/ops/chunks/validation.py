@@ -8,6 +8,13 @@ from torch import Tensor
 from fulmen.ops.chunks.decay_form import DecayForm
 from fulmen.runtime.checks import DTYPES, check_tensor
 
+SCHEDULES = ("auto", "recurrent", "loop", "parallel", "recompute")
+
+
+def check_key_size(q: Tensor, k: Tensor) -> None:
+    if k.shape[-1] != q.shape[-1]:
+        raise ValueError(f"k must have the last dimension of q, {q.shape[-1]}; got shape {list(k.shape)}")
+
 
 def check_decay(
     name: str, log_decay: Tensor | None, like: Tensor, heads: int, forms: tuple[DecayForm, ...], size: str = "D"

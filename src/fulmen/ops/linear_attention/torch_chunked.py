@@ -16,16 +16,21 @@ from __future__ import annotations
 from torch import Tensor
 
 from fulmen.ops.chunks.decay_form import DecayForm
-from fulmen.ops.chunks.segments import Chunks, Loader, add_decay_gradient, partition, store
+from fulmen.ops.chunks.segments import (
+    BACKWARD_SEGMENTS,
+    CHUNK,
+    FORWARD_SEGMENTS,
+    Chunks,
+    Loader,
+    add_decay_gradient,
+    partition,
+    store,
+)
 from fulmen.ops.chunks.sequences import new_state
 from fulmen.ops.chunks.weights import sum_before, sum_channels, sum_from
 from fulmen.ops.linear_attention import reference
 from fulmen.ops.linear_attention.inside_chunk import channel_backward, channel_forward, scalar_backward, scalar_forward
 from fulmen.ops.linear_attention.problem import Attention, Gradients, States
-
-CHUNK = 64
-FORWARD_SEGMENTS = {"auto": "cached", "recurrent": "one", "loop": "one", "parallel": "all", "recompute": "all"}
-BACKWARD_SEGMENTS = FORWARD_SEGMENTS | {"recurrent": "cached", "loop": "cached", "recompute": "cached"}
 
 step = reference.step  # one token has nothing to chunk
 

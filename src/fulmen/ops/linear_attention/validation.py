@@ -10,10 +10,15 @@ from torch import Tensor
 
 from fulmen.ops.chunks.decay_form import KEY_FORMS, VALUE_FORMS, DecayForm
 from fulmen.ops.chunks.sequences import check_cu_seqlens, shared_heads
-from fulmen.ops.chunks.validation import check_decay, check_state, check_updatable, refuse_gradients
+from fulmen.ops.chunks.validation import (
+    SCHEDULES,
+    check_decay,
+    check_key_size,
+    check_state,
+    check_updatable,
+    refuse_gradients,
+)
 from fulmen.runtime.checks import check_choice, check_count, check_flag, check_inputs, check_scale, once_per_signature
-
-SCHEDULES = ("auto", "recurrent", "loop", "parallel", "recompute")
 
 
 @once_per_signature
@@ -91,8 +96,3 @@ def check_step(
     check_scale(scale)
     inputs = {"q": q, "k": k, "v": v, "state": state, "log_decay": log_decay, "log_decay_v": log_decay_v}
     refuse_gradients("linear_attention_step", "linear_attention", inputs)
-
-
-def check_key_size(q: Tensor, k: Tensor) -> None:
-    if k.shape[-1] != q.shape[-1]:
-        raise ValueError(f"k must have the last dimension of q, {q.shape[-1]}; got shape {list(k.shape)}")

@@ -66,6 +66,7 @@ def log_decays(values: str, shape: tuple[int, ...], generator: torch.Generator) 
         "tiny": [-1e-8],
         "strong": [-30.0],
         "mixed": [-90.0, -1e-3, -1e-3, -1e-3],
+        "far": [-5000.0, -1e-3, -1e-3, -1e-3],
         "forget": [-torch.inf, -0.1, -0.01, -1e-3, -0.5],
     }[values]
     return torch.tensor(choices, dtype=torch.float64, device="cpu")[(uniform * len(choices)).long()]

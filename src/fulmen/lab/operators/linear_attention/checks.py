@@ -16,7 +16,7 @@ from fulmen.lab.tolerances import TOLERANCE, deviations, relative_error
 from fulmen.lab.verify.check import DTYPES, Check, Target
 from fulmen.lab.yardstick import rounded_products
 from fulmen.ops.chunks.decay_form import tokens_of
-from fulmen.ops.linear_attention.validation import SCHEDULES
+from fulmen.ops.chunks.validation import SCHEDULES
 
 # Ragged, not a multiple of anything, and more than one chunk of every kernel.
 RAGGED = Case(batch=1, length=67, key_size=20, value_size=9, scale=0.3)

@@ -1,0 +1,86 @@
+"""What only the CPU core has: builds, threads, bits that do not depend on company, its workspace."""
+
+import pytest
+import torch
+
+import fulmen
+from cases import assert_close
+from fulmen.lab.operators.delta_rule.cases import DECAYS, Case, exact, run, tensors
+from fulmen.ops.delta_rule.native import workspace_bytes
+from fulmen.ops.delta_rule.problem import DeltaRule
+from fulmen.runtime import core
+
+pytestmark = pytest.mark.skipif(core.core is None, reason=core.why_unavailable)
+BUILDS = core.core.builds if core.core else []
+# Several segments of the backward, slices of the forward; heads share q and k, or all but one of them v.
+SHARED = Case(length=300, key_size=20, value_size=70, heads=(1, 1, 2))
+GROUPS = Case(batch=1, length=150, key_size=8, value_size=24, heads=(6, 3, 2))
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize("decays", DECAYS)
+@pytest.mark.usefixtures("poisoned_workspace")
+def test_every_build_with_poisoned_workspace(build, decays):
+    case = SHARED._replace(decays=decays, length=150)
+    with core.core.using(build):
+        assert core.core.isa == build
+        for schedule in ("auto", "recurrent"):
+            assert_close(run(case, tensors(case), "native", schedule), exact(case), f"{build} {schedule}")
+
+
+@pytest.mark.parametrize("case", [SHARED, GROUPS, SHARED._replace(packed=(100, 0, 17), decays="head")])
+@pytest.mark.usefixtures("poisoned_workspace")
+def test_bits_do_not_depend_on_threads(threads, case):
+    found = run(case, tensors(case), "native")
+    torch.set_num_threads(1)
+    for name, x in run(case, tensors(case), "native").items():
+        assert torch.equal(found[name], x), name
+    assert_close(found, exact(case))
+
+
+def test_a_packed_sequence_does_not_depend_on_its_neighbours():
+    case = Case(packed=(33, 150, 40), decays="channel")
+    given, found = tensors(case), run(case, tensors(case), "native")
+    tokens, alone = slice(33, 183), Case(batch=1, length=150)
+    part = {n: x[1:2] if n in ("initial_state", "grad_state") else x[:, tokens] for n, x in given.items()}
+    for name, x in run(alone, part, "native").items():
+        whole = found[name]
+        assert torch.equal(x, whole[1:2] if name in ("state", "dinitial_state") else whole[:, tokens]), name
+
+
+def test_a_token_of_nans_reaches_its_own_head_and_chunk_alone():
+    given = {name: x.clone() for name, x in tensors(Case(length=64)).items()}
+    given["v"][0, 40, 1] = torch.nan
+    output = fulmen.delta_rule(*(given[name] for name in ("q", "k", "v", "beta")), normalize_qk=True, backend="native")
+    lost = output.isnan().any(-1)
+    assert lost[0, 40:, 1].any()
+    lost[0, 32:, 1] = False
+    assert not lost.any()
+
+
+def test_a_log_decay_above_zero_is_noticed(monkeypatch):
+    warned = []
+    monkeypatch.setattr(core, "_warn_of_growth", lambda: warned.append(True))
+    x = tensors(Case(length=3))
+    call = [x[name] for name in ("q", "k", "v", "beta")]
+    fulmen.delta_rule(*call, log_decay=x["log_decay"], backend="native")
+    assert not warned
+    fulmen.delta_rule(*call, log_decay=-x["log_decay"], backend="native")
+    token, state = [y[:, 0] for y in call], x["initial_state"].clone()
+    fulmen.delta_rule_step(*token, state, log_decay=-x["log_decay"][:, 0], backend="native")
+    assert len(warned) == 2
+
+
+def test_workspace():
+    """Of a forward it does not depend on the tokens; of a backward it grows as their square root."""
+
+    def per_thread(length, backward, heads=(32, 32, 32)):
+        q, k, v = (torch.empty(1, 1, 1, 128).expand(1, length, h, 128) for h in heads)
+        beta = torch.empty(1).expand(1, length, 32)
+        p = DeltaRule(q, k, v, beta, beta, True, 1.0, None, None, "auto")
+        return workspace_bytes(p, backward) / torch.get_num_threads()
+
+    assert per_thread(131072, False) == per_thread(2048, False) < 1 << 20
+    assert per_thread(32768, True) < 8 << 20
+    assert per_thread(131072, True) < 16 << 20
+    assert per_thread(32768, True, (16, 16, 32)) < 16 << 20

@@ -1,0 +1,63 @@
+"""Errors name the argument, what it was and what it must be; tests/ops/linear_attention has more of shared checks."""
+
+import pytest
+import torch
+
+import fulmen
+
+
+def inputs():
+    q, k = (torch.zeros(2, 5, 2, 4) for _ in range(2))
+    return {"q": q, "k": k, "v": torch.zeros(2, 5, 4, 3), "beta": torch.zeros(2, 5, 4)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"beta": None}, TypeError, r"beta must be a torch.Tensor \[B, N, H\]; got None"),
+        (
+            {"beta": torch.zeros(2, 5, 2)},
+            ValueError,
+            r"shape \[B, N, H\] = \[2, 5, 4\]; got \[2, 5, 2\]",
+        ),
+        ({"beta": torch.zeros(2, 5, 4, dtype=torch.int64)}, TypeError, "beta must be float32"),
+        ({"k": torch.zeros(2, 5, 2, 8)}, ValueError, "k must have the last dimension of q, 4"),
+        (
+            {"q": torch.zeros(2, 5, 3, 4)},
+            ValueError,
+            "q must have a number of heads that divides",
+        ),
+        ({"log_decay": torch.zeros(2)}, ValueError, "log_decay must have shape"),
+        ({"normalize_qk": 1}, TypeError, "normalize_qk must be True or False; got 1"),
+        ({"scale": float("nan")}, ValueError, "scale must be finite"),
+        ({"schedule": "fast"}, ValueError, "schedule must be one of"),
+        ({"initial_state": torch.zeros(2, 4, 3, 4)}, ValueError, "initial_state must have shape"),
+        ({"normalise_qk": True}, TypeError, "unexpected keyword argument"),
+    ],
+)
+def test_delta_rule(changes, error, message):
+    with pytest.raises(error, match=message):
+        fulmen.delta_rule(**inputs() | changes)
+
+
+@pytest.mark.parametrize("bounds", [[1, 5], [0, 4], [0, 3, 2, 5]])
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_bounds_that_are_none(bounds, backend):
+    given = {name: x[:1] for name, x in inputs().items()}
+    with pytest.raises(ValueError, match="cu_seqlens must"):
+        fulmen.delta_rule(**given, cu_seqlens=torch.tensor(bounds), backend=backend)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"beta": torch.zeros(2)}, ValueError, r"beta must have shape \[B, H\] = \[2, 4\]; got \[2\]"),
+        ({"state": None}, TypeError, "state must be a torch.Tensor"),
+        ({"state": torch.zeros(2, 4, 4, 3, 2)[..., 0]}, ValueError, "state must"),
+        ({"state": torch.zeros(2, 4, 4, 3, requires_grad=True)}, ValueError, "state must not require grad"),
+    ],
+)
+def test_delta_rule_step(changes, error, message):
+    token = {name: x[:, 0] for name, x in inputs().items()} | {"state": torch.zeros(2, 4, 4, 3)}
+    with pytest.raises(error, match=message):
+        fulmen.delta_rule_step(**token | changes)
