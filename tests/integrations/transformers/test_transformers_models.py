@@ -5,14 +5,23 @@ import torch
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
-from tiny_models import CONFIGS, MAMBA2, build, relative, tokens  # noqa: E402
+from tiny_models import CONFIGS, DELTA_RULE, MAMBA2, build, relative, tokens  # noqa: E402
 
 import fulmen  # noqa: E402
 from fulmen.integrations.transformers import patch  # noqa: E402
 
-OPERATORS = ("linear_attention", "linear_attention_step", "causal_conv1d", "causal_conv1d_step")
+ATTENTION = {"linear_attention", "linear_attention_step"}
+DELTA = {"delta_rule", "delta_rule_step"}
+CONVOLUTION = {"causal_conv1d", "causal_conv1d_step"}
 # One of each kind of forward, where the kind is what matters.
-KINDS = ("Mamba2", "FalconH1", "MiniMax", "Lfm2")
+KINDS = ("Mamba2", "FalconH1", "MiniMax", "Lfm2", "Qwen3_5")
+
+
+def expected_of(name):
+    """The operators that a family's mixers come to."""
+    if name == "MiniMax":
+        return ATTENTION
+    return CONVOLUTION | (ATTENTION if name in MAMBA2 else DELTA if name in DELTA_RULE else set())
 
 
 @pytest.fixture
@@ -23,7 +32,7 @@ def called(monkeypatch):
     def spied(name, operator):
         return lambda *args, **kwargs: (names.add(name), operator(*args, **kwargs))[1]
 
-    for name in OPERATORS:
+    for name in ATTENTION | DELTA | CONVOLUTION:
         monkeypatch.setattr(fulmen, name, spied(name, getattr(fulmen, name)))
     return names
 
@@ -42,7 +51,6 @@ def conversation(model, ids):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_prefill_decoding_and_continuation(name, called):
     model, ids = build(name), tokens(2, 17)
-    expected = {*OPERATORS} if name in MAMBA2 else {*OPERATORS[:2]} if name == "MiniMax" else {*OPERATORS[2:]}
     with torch.no_grad():
         before = conversation(model, ids)
         with patch(model):
@@ -50,12 +58,12 @@ def test_prefill_decoding_and_continuation(name, called):
             right = before if name != "MiniMax" else model(ids, use_cache=False)[0]
             assert relative(conversation(model, ids), right) < 1e-4
             assert relative(model(ids, use_cache=False)[0][:, :9], before[:, :9]) < 1e-4
-        assert called == expected
+        assert called == expected_of(name)
         assert torch.equal(conversation(model, ids), before)
     assert not any("forward" in module.__dict__ for module in model.modules())
 
 
-@pytest.mark.parametrize("name", [*MAMBA2, "MiniMax", "Lfm2"])
+@pytest.mark.parametrize("name", [*MAMBA2, "MiniMax", "Lfm2", "Qwen3_5", "KimiLinear"])
 def test_left_padding(name):
     model, ids = build(name), tokens(2, 17)
     mask = torch.ones_like(ids)
@@ -77,7 +85,7 @@ def gradients(model, ids):
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("name", [*MAMBA2, "MiniMax", "Lfm2", "Qwen3_5", "Mamba"])
+@pytest.mark.parametrize("name", [*MAMBA2, "MiniMax", "Lfm2", "Qwen3_5", "KimiLinear", "Mamba"])
 def test_training(name):
     model, ids = build(name), tokens(2, 17)
     before = gradients(model, ids)
@@ -86,8 +94,9 @@ def test_training(name):
     model.gradient_checkpointing_enable()
     checkpointed = gradients(model, ids)
     assert before.keys() == after.keys() == checkpointed.keys()
+    whole = torch.cat([gradient.flatten() for gradient in before.values()]).norm()
     for parameter, gradient in before.items():
-        scale = gradient.norm() + 1e-6
+        scale = gradient.norm() + 1e-5 * whole  # some, as of a bias inside a softplus, are next to nothing
         assert (after[parameter] - gradient).norm() < 1e-4 * scale, parameter
         assert (checkpointed[parameter] - after[parameter]).norm() < 1e-4 * scale, parameter
 

@@ -27,7 +27,7 @@ def one_by_one(model, ids, rows, **options):
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-@pytest.mark.parametrize("name", [*MAMBA2, "MiniMax", "Lfm2", "Lfm2Moe", "Inkling"])
+@pytest.mark.parametrize("name", [*MAMBA2, "MiniMax", "Lfm2", "Lfm2Moe", "Inkling", "Qwen3_5", "KimiLinear"])
 def test_rows_of_sequences(name, training):
     model, ids = build(name).train(training), tokens(2, 17)
     positions, seq_idx = described(LENGTHS)
@@ -43,14 +43,6 @@ def test_rows_of_sequences(name, training):
     if name in ("Bamba", "Lfm2"):
         with pytest.raises(ValueError, match="packed sequences"):
             model(ids, seq_idx=seq_idx, use_cache=False)
-
-
-@pytest.mark.parametrize("name", ["Qwen3_5", "KimiLinear"])
-def test_a_mixer_with_a_recurrence_of_transformers_refuses_as_before(name):
-    model, ids = build(name), tokens(2, 17)
-    patch(model)
-    with pytest.raises(ValueError, match="packed sequences"):
-        model(ids, seq_idx=described(LENGTHS)[1])
 
 
 def test_gradients_of_packed_sequences():

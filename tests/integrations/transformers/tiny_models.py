@@ -156,6 +156,7 @@ CONFIGS = {
 }
 
 
+DELTA_RULE = ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "OlmoHybrid", "Qwen4Exp", "KimiLinear", "BailingHybrid", "Glm5Next")
 MAMBA2 = ("Mamba2", "Bamba", "FalconH1", "GraniteMoeHybrid", "NemotronH", "Zamba2")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from fulmen.integrations.transformers import convolution, mamba2, minimax
+from fulmen.integrations.transformers import convolution, delta_rule, mamba2, minimax
 
 OURS: Mapping[str, Callable[..., Any]] = {
     function.__name__: function
@@ -21,6 +21,10 @@ OURS: Mapping[str, Callable[..., Any]] = {
         mamba2.mamba2_chunk_scan,
         mamba2.mamba2_selective_state_update,
         mamba2.mamba2_split_conv1d_scan_combined,
+        delta_rule.torch_chunk_gated_delta_rule,
+        delta_rule.torch_recurrent_gated_delta_rule,
+        delta_rule.chunk_kimi_delta_attention,
+        delta_rule.recurrent_kimi_delta_attention,
     )
 }
 
@@ -28,15 +32,10 @@ OURS: Mapping[str, Callable[..., Any]] = {
 OUR_FORWARDS: Mapping[str, Callable[..., Any]] = {"MiniMaxLightningAttention": minimax.lightning_attention}
 
 _MAMBA1 = "Mamba-1's recurrence: Fulmen has no operator for it"
-_DELTA_RULE = "the delta rule: Fulmen has no operator for it yet"
 LEFT_ALONE: Mapping[str, str] = {
     "mamba_selective_scan": _MAMBA1,
     "mamba_selective_state_update": _MAMBA1,
     "mamba_inner_fn": _MAMBA1,
-    "torch_chunk_gated_delta_rule": _DELTA_RULE,
-    "torch_recurrent_gated_delta_rule": _DELTA_RULE,
-    "chunk_kimi_delta_attention": _DELTA_RULE,
-    "recurrent_kimi_delta_attention": _DELTA_RULE,
 }
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import silu, softplus
 
 import fulmen
-from fulmen.integrations.transformers.recurrence import linear_attention
+from fulmen.integrations.transformers.recurrence import over_rows
 
 UNLIMITED = (0.0, float("inf"))
 
@@ -44,7 +44,7 @@ def mamba2_chunk_scan(
         dt = dt.clamp(*dt_limit)
     v = hidden_states * dt.to(hidden_states.dtype).unsqueeze(-1)
     state = None if initial_states is None else initial_states.transpose(-1, -2)
-    output, state = linear_attention(C, B, v, dt * A, state, kwargs)
+    output, state = over_rows(fulmen.linear_attention, C, B, v, log_decay=dt * A, state=state, packed=kwargs, scale=1.0)
     if D is not None:
         output = _with_skip(output, hidden_states, D.unsqueeze(-1))
     return (output, state.transpose(-1, -2)) if return_final_states else output

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
 import fulmen
-from fulmen.integrations.transformers.recurrence import linear_attention
+from fulmen.integrations.transformers.recurrence import over_rows
 
 
 def lightning_attention(
@@ -34,7 +34,9 @@ def lightning_attention(
         state = state.clone()  # as recorded attentions, earlier states stay what they are
         output = fulmen.linear_attention_step(q[:, 0], k[:, 0], v[:, 0], state, log_decay=log_decay, scale=1.0)
     else:
-        output, state = linear_attention(q, k, v, log_decay, state, kwargs)
+        output, state = over_rows(
+            fulmen.linear_attention, q, k, v, log_decay=log_decay, state=state, packed=kwargs, scale=1.0
+        )
         state = state.to(v.dtype)
     output = output.view(*hidden_states.shape[:2], -1)
     output = torch.sigmoid(self.output_gate(hidden_states)) * self.norm(output)

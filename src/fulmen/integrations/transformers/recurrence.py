@@ -1,35 +1,37 @@
-"""Linear attention of rows that may hold several packed sequences each."""
+"""Operators that walk a state, on rows that may hold several packed sequences each."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
-import fulmen
 from fulmen.integrations.transformers.packing import Packing
 
 
-def linear_attention(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor | None, options: Mapping[str, Any]
+def over_rows(
+    operator: Callable[..., Any],
+    *inputs: Tensor,
+    log_decay: Tensor,
+    state: Tensor | None,
+    packed: Mapping[str, Any],
+    **options: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Output ``[B, N, H, E]`` and the states ``[B, H, D, E]`` that leave the rows, unscaled.
+    """Output ``[B, N, H, E]`` of an operator, and the states ``[B, H, D, E]`` that leave the rows.
 
-    q, k, v and a decay ``[B, N, H]`` or ``[H]``; the state ``[B, H, D, E]`` enters the first sequence of its row.
-    ``options``: a call's keyword arguments, which may say where sequences start.
+    Inputs are ``[B, N, ...]``, a decay may be ``[H]``; the state ``[B, H, D, E]`` enters the first sequence of its row.
+    ``packed``: a call's keyword arguments, which may say where sequences start. ``options`` are the operator's.
     """
-    packing = Packing.of(options, *q.shape[:2])
+    packing = Packing.of(packed, *inputs[0].shape[:2])
     if packing is None:
-        return fulmen.linear_attention(q, k, v, log_decay=log_decay, scale=1.0, initial_state=state, return_state=True)
-    output, states = fulmen.linear_attention(
-        packing.flat(q),
-        packing.flat(k),
-        packing.flat(v),
+        return operator(*inputs, log_decay=log_decay, initial_state=state, return_state=True, **options)
+    output, states = operator(
+        *map(packing.flat, inputs),
         log_decay=log_decay if log_decay.ndim == 1 else packing.flat(log_decay),
-        scale=1.0,
         initial_state=packing.entering(state),
         return_state=True,
         cu_seqlens=packing.cu_seqlens,
+        **options,
     )
     return packing.rows_of(output), packing.leaving(states)
