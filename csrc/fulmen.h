@@ -25,7 +25,7 @@
 extern "C" {
 #endif
 
-#define FULMEN_VERSION 3
+#define FULMEN_VERSION 4
 #define FULMEN_MAX_SIZE 512 /* D and E run from 1 to this */
 #define FULMEN_MAX_WIDTH 64 /* as does K, the width of a convolution, to this */
 #define FULMEN_EPSILON 1e-6f
