@@ -33,7 +33,7 @@ TINY = (
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("fulmen",), "no suite 'fulmen'; there are flao, la3, lasd, state, tpa_decode and limits"),
+        (("fulmen",), "no suite 'fulmen'; there are flao, la3, lasd, models, state, tpa_decode and limits"),
         (("limits", "lasd"), "limits runs alone"),
         (("limits", "--threads", "1"), "limits takes no option but --json; got --threads"),
         (("lasd", "--columns", ","), "expected names separated by commas, got ','"),
@@ -73,7 +73,7 @@ def test_cuda_needs_a_device_or_a_dry_run(capsys, monkeypatch):
 def test_list_says_what_runs_here(capsys):
     assert main(["list", "--json", "--device", "cpu"]) == 0
     suites = json.loads(capsys.readouterr().out)["suites"]
-    assert list(suites) == ["flao", "la3", "lasd", "state", "tpa_decode", "limits"]
+    assert list(suites) == ["flao", "la3", "lasd", "models", "state", "tpa_decode", "limits"]
     columns = {column["name"]: column for column in suites["la3"]["columns"]}
     assert columns["PyTorch-SDPA"]["available"] is True
     assert columns["PyTorch-SDPA"]["reason"] == ""
@@ -149,7 +149,8 @@ def test_a_dry_run_has_nothing_to_resume(capsys):
 
 
 def test_ctrl_c_leaves_results_and_a_report(tmp_path):
-    process = start(*TINY, "--lengths", "8,16,24,32", "--out", str(tmp_path))
+    lengths = ",".join(map(str, range(8, 648, 8)))  # more than it has measured when the signal comes
+    process = start(*TINY, "--lengths", lengths, "--out", str(tmp_path))
     wait_for_cells(tmp_path / "benchmark_results.json", process)
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate()

@@ -25,7 +25,7 @@ def test_all_is_right(tmp_path, capsys):
     assert found["target"] == {"device": DEVICE, "backend": BACKEND, "quick": True}
     assert {check["operator"] for check in found["checks"]} == {
         "causal_conv1d", "causal_conv1d_step", "linear_attention", "linear_attention_step", "chunk_states",
-        "tpa_decode", "output_gated_attention",
+        "tpa_decode", "output_gated_attention", "delta_rule", "delta_rule_step",
     }  # fmt: skip
     assert {w["mode"] for w in found["workspace"]} == {"forward", "backward"}
     assert all(timing["median"] > 0 for timing in found["seconds"].values())

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 from importlib import import_module
-from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from importlib.abc import Traversable
-
     from fulmen.lab.bench.suite import Suite
 
 
@@ -38,5 +37,9 @@ def document(name: str) -> dict[str, Any]:
     return json.loads(_data_file(name).read_text(encoding="utf-8"))
 
 
-def _data_file(name: str) -> Traversable:
-    return files(__name__) / f"{name}.json"
+def _data_file(name: str) -> Path:
+    """Beside the module."""
+    found = find_spec(f"{__name__}.{name}")
+    assert found is not None
+    assert found.origin is not None  # suites are modules of files
+    return Path(found.origin).with_suffix(".json")
