@@ -248,9 +248,9 @@ SUITE = Suite(
         "published": Preset((Sizes(1, 32, 64, 128),), (1024, 2048)),
         "laptop": Preset((Sizes(1, 32, 64, 128),), (1024, 2048)),
         "quick": Preset(
-            (Sizes(1, 16, 64, 128),),
-            (512,),
-            sections=("Mamba2 prefill", "Mamba2 decode", "FalconH1 prefill", *FUNCTIONS),
+            (Sizes(1, 8, 64, 128),),
+            (256,),
+            sections=("Mamba2 prefill", "Mamba2 decode", *FUNCTIONS),
         ),
     },
     check_sizes=lambda sizes: Sizes(sizes.batch, 8, 16, 32),
