@@ -37,6 +37,7 @@ class Struct:
             {"to_bytes": packer.pack},
             functions,
         )
+        # What was executed has no types of its own.
         self.words: Callable[..., Words] = functions["words"]  # type: ignore[assignment]
         self.pack: Callable[..., bytes] = functions["pack"]  # type: ignore[assignment]
 

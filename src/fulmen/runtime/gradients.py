@@ -23,6 +23,7 @@ def requested(kind: type[Grads], call: Any, needs_input_grad: tuple[bool, ...]) 
 def allocated(kind: type[Grads], call: Any, wanted: Sequence[bool], new: Callable[[str, Tensor], Tensor]) -> Grads:
     """The requested gradients; ``new`` makes one from the name of its field and the input it belongs to."""
     fields = zip(fields_of(kind), wanted, strict=True)
+    # A named tuple takes its fields one by one, which the bound of Grads, a tuple, does not say.
     return kind(*[new(name, getattr(call, name)) if wants else None for name, wants in fields])  # type: ignore[arg-type]
 
 

@@ -90,6 +90,7 @@ def differentiable(
 
     # The kernel of the Autograd key runs once for each level of torch.func, with the tensors of that level: a function
     # for a single level is all that it takes. The ordinary torch.autograd.Function would look for the levels itself.
+    # (mypy cannot see a base class that is found when the module runs.)
     class Gradient(level_function):  # type: ignore[misc, valid-type]
         @staticmethod
         def forward(ctx: Any, *args: Any) -> Any:
@@ -128,7 +129,7 @@ def _pieces_of_autograd() -> tuple[Any, ...] | None:
             _C._AutoDispatchBelowAutograd,
             _C._after_autograd_keyset,
             _C._any_requires_grad,
-            autograd_function.enable_single_level_autograd_function,  # type: ignore[attr-defined]
+            autograd_function.enable_single_level_autograd_function,  # type: ignore[attr-defined]  # torch hides it
             _SingleLevelFunction,
             forward_ad._set_fwd_grad_enabled,
         )
@@ -238,4 +239,5 @@ def leave_symbolic(x: Tensor, dim: int) -> None:
 
 def memory_events(profiler: torch.profiler.profile) -> list[Any]:
     """The raw events of a profile, allocations among them, which its public summaries leave out."""
+    # There is a profiler inside once the block has ended.
     return list(profiler.profiler.kineto_results.events())  # type: ignore[union-attr]

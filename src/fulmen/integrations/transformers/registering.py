@@ -55,6 +55,7 @@ class _Repository:
                 return original(*args, **kwargs)
             return or_original(ours, original, packs=False)(*args, **kwargs)
 
+        # The kernels package compares signatures; that a function has this attribute, its type does not say.
         itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         parameters = [itself, *inspect.signature(ours).parameters.values()]
         forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

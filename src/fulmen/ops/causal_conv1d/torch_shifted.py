@@ -1,5 +1,4 @@
-"""Shifted multiply-adds in torch, in float32: portable to every device torch has. (Several times faster on CPUs than
-torch's own depthwise convolution, which for 16-bit inputs rounds between the terms on some of them.)"""
+"""Shifted multiply-adds in torch, in float32, rounded once: portable to every device torch has."""
 
 from __future__ import annotations
 
