@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fulmen.ops.chunks.sequences import packed_bounds
+from fulmen.ops.chunks.sequences import packed_sequences
 from fulmen.runtime.tensors import state_dtype
 
 
@@ -37,9 +37,7 @@ class Convolution(NamedTuple):
         if self.cu_seqlens is None:
             yield self, slice(None), slice(None)
             return
-        bounds = packed_bounds(self.cu_seqlens, self.x.shape[1])
-        for i in range(len(bounds) - 1):
-            tokens, row = slice(bounds[i], bounds[i + 1]), slice(i, i + 1)
+        for tokens, row in packed_sequences(self.cu_seqlens, self.x.shape[1]):
             state = None if self.initial_state is None else self.initial_state[row]
             yield self._replace(x=self.x[:, tokens], initial_state=state, cu_seqlens=None), tokens, row
 

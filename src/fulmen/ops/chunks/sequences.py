@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -36,6 +38,13 @@ def packed_bounds(cu_seqlens: Tensor, length: int) -> list[int]:
         if bounds[i] < bounds[i - 1]:
             raise ValueError(f"cu_seqlens must never decrease; got {bounds[i]} after {bounds[i - 1]} at entry {i}")
     return bounds
+
+
+def packed_sequences(cu_seqlens: Tensor, length: int) -> Iterator[tuple[slice, slice]]:
+    """Of each packed sequence, its slice of the tokens and of the states."""
+    bounds = packed_bounds(cu_seqlens, length)
+    for i in range(len(bounds) - 1):
+        yield slice(bounds[i], bounds[i + 1]), slice(i, i + 1)
 
 
 def shared_heads(**counts: int) -> int:

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from fulmen.ops.chunks.decay_form import DecayForm, Decays, tokens_of
-from fulmen.ops.chunks.sequences import packed_bounds
+from fulmen.ops.chunks.sequences import packed_sequences
 from fulmen.runtime.tensors import state_dtype
 
 EPSILON = 1e-6  # beside the sum of squares that normalize_qk divides by
@@ -55,9 +55,7 @@ class DeltaRule(NamedTuple):
         if self.cu_seqlens is None:
             yield self, slice(None), slice(None)
             return
-        bounds = packed_bounds(self.cu_seqlens, self.q.shape[1])
-        for i in range(len(bounds) - 1):
-            tokens, row = slice(bounds[i], bounds[i + 1]), slice(i, i + 1)
+        for tokens, row in packed_sequences(self.cu_seqlens, self.q.shape[1]):
             part = self._replace(
                 q=self.q[:, tokens],
                 k=self.k[:, tokens],

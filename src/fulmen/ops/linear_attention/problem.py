@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from fulmen.ops.chunks.decay_form import DecayForm, Decays, tokens_of
-from fulmen.ops.chunks.sequences import packed_bounds
+from fulmen.ops.chunks.sequences import packed_sequences
 
 
 class Attention(NamedTuple):
@@ -49,9 +49,7 @@ class Attention(NamedTuple):
         if self.cu_seqlens is None:
             yield self, slice(None), slice(None)
             return
-        bounds = packed_bounds(self.cu_seqlens, self.q.shape[1])
-        for i in range(len(bounds) - 1):
-            tokens, row = slice(bounds[i], bounds[i + 1]), slice(i, i + 1)
+        for tokens, row in packed_sequences(self.cu_seqlens, self.q.shape[1]):
             part = self._replace(
                 q=self.q[:, tokens],
                 k=self.k[:, tokens],
