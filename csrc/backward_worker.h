@@ -7,9 +7,9 @@
 //     dv_j  = dS^T (e^{b_C - b_j} k_j) + sum over i >= j of (q_i e^{b_i - b_j} . k_j) do_i
 //     dS_in = e^{b_C} dS + sum over i of (e^{b_i} q_i) do_i^T
 //
-// Pairs serve one decay for all channels of the keys (or none), whose gradient nobody wants. The states, the sums v.do
-// and q.k and the rows that go into a state are rounded once, where they become factors; the other weights and the
-// scale are applied to what was multiplied, in floats.
+// Pairs serve decays of the keys whose gradient nobody wants. The states, the sums v.do and q.k and the rows that go
+// into a state are rounded once, where they become factors; the other weights and the scale are applied to what was
+// multiplied, in floats. A decay per channel weighs rows in floats, and its pairs of tokens stay in floats.
 #pragma once
 
 #include "decay_gradient.h"
@@ -25,17 +25,18 @@ struct HeadGradients {
 
 template <class Element> class BackwardWorker : public StateWorker<Element> {
     typedef StateWorker<Element> Base;
-    using Base::in, Base::k, Base::kInFloats, Base::prefetch_share, Base::v;
+    using Base::in, Base::k, Base::kInFloats, Base::prefetch_share, Base::v, Base::weighs_in_floats;
 
 public:
     using Base::key, Base::state, Base::value;
 
     BackwardWorker(Arena &arena, const fulmen_problem &p, bool wants_decay, bool wants_decay_v)
-        : Base(arena, p, p.value_size, Use{true, true}, Use{true, true}),
+        : Base(arena, p, p.value_size, Use{true, !by_channel(p.decay_form)}, Use{true, true}),
           key_gradient(arena, p.decay_form, p.key_size, wants_decay),
           value_gradient(arena, p.decay_v_form, p.value_size, wants_decay_v),
           scale((float)p.scale),
-          q(arena, kChunk, p.key_size, Use{true, true, key.decays() || scale != 1.0f}),
+          q(arena, kChunk, p.key_size,
+            Use{!key.by_channel(), !key.by_channel(), key.decays() || scale != 1.0f, key.by_channel()}),
           g(arena, kChunk, p.value_size, Use{true, true}),
           by_row(kInFloats ? PanelsOf<Element>{} : arena.panels<Element>(p.key_size, elements<Element>(p.value_size))),
           by_column(kInFloats ? PanelsOf<Pair>{} : arena.panels<Pair>(elements<Pair>(p.key_size), p.value_size)),
@@ -96,12 +97,7 @@ public:
         if (entering.data && key_gradient.wanted()) key_gradient.restart(key, value, entering, state, Along::Keys);
         if (entering.data && value_gradient.wanted())
             value_gradient.restart(key, value, entering, state, Along::Values);
-        if (values || key_gradient.wanted()) {
-            Element *const queries = (Element *)keys_transposed;
-            transpose(q.over_channels(), elements<Element>(key.size()), queries);
-            key.pair_products(q.over_channels(), k.over_channels(), queries, scores);
-            if (!kInFloats) scale_rows(Panels{scores, 0}, 1);
-        }
+        if (values || key_gradient.wanted()) form_scores();
         if (keys) form_grads();
         if (values && value.by_channel())
             for (int64_t p = 0; p < value.blocks(); ++p)
@@ -114,7 +110,7 @@ public:
             transpose(v.over_channels(), elements<Element>(value.size()), values_transposed);
             state_times_values();
         }
-        if (kInFloats) key.weigh_earlier(k.in_floats());
+        this->weigh_keys();
         if (key_gradient.wanted()) key_gradient.finish(key, k.in_floats(), d_keys, t, count);
         if (out.k.present()) {
             key.weigh_earlier(d_keys);
@@ -182,9 +178,13 @@ private:
 
     // For the gradient of the state that enters the chunk.
     void weigh_queries() {
-        if (!kInFloats) return;
+        if (!weighs_in_floats()) return;
         key.weigh_later(q.in_floats());
-        value.weigh_later(g.in_floats());
+        if (kInFloats)
+            value.weigh_later(g.in_floats());
+        else
+            scale_rows(q.in_floats(), key.blocks());
+        q.round();
     }
 
     FULMEN_MEMBER void prefetch_queries(int64_t t, int64_t p) const {
@@ -196,6 +196,18 @@ private:
         this->prefetch_keys_and_values(t, p);
     }
 
+    void form_scores() {
+        if (weighs_in_floats()) {
+            if (!key.by_channel()) transpose(q.in_floats(), key.size(), keys_transposed);
+            key.pair_products(q.in_floats(), k.in_floats(), keys_transposed, scores);
+        } else {
+            Element *const queries = (Element *)keys_transposed;
+            transpose(q.over_channels(), elements<Element>(key.size()), queries);
+            key.pair_products(q.over_channels(), k.over_channels(), queries, scores);
+        }
+        if (!kInFloats) scale_rows(Panels{scores, 0}, 1);
+    }
+
     // And leaves the transpose of g in values_transposed.
     void form_grads() {
         transpose(g.over_channels(), elements<Element>(value.size()), values_transposed);
@@ -205,12 +217,8 @@ private:
 
     // d_keys = the rows in values_transposed times the state's transpose.
     void state_times_values() {
-        if constexpr (kInFloats) {
-            this->state_times(state, values_transposed, keys_transposed, d_keys);
-        } else {
-            round_columns(state, key.blocks() * kPanel, value.size(), by_row);
-            this->state_times(by_row, values_transposed, keys_transposed, d_keys);
-        }
+        const PanelsOf<Element> left = left_factor(state, key.blocks() * kPanel, value.size(), by_row);
+        this->state_times(left, values_transposed, keys_transposed, d_keys);
     }
 
     void add_pairs_to_query_gradient() {
@@ -252,6 +260,7 @@ private:
     // d_values, from the state and, unless channel_mix_back has them, from pairs inside the chunk.
     void read_values() {
         const AsStoredOf<Element> left = as_stored(scores, rounded);
+        const float *const suffix = key.by_channel() ? kOnes : key.weights().suffix;
         for (int64_t p = 0; p < value.blocks(); ++p) {
             const Product<AsStoredOf<Element>> inside{left, g.over_tokens().panel(p), 1};
             if constexpr (kInFloats) {
@@ -261,10 +270,12 @@ private:
             } else {
                 multiply(d_values.panel(p), 1, Zero{},
                          Product<AsStoredOf<Pair>>{k.over_channels(), by_column.panel(p), key.blocks()},
-                         RowWeights{key.weights().suffix}, inside);
+                         RowWeights{suffix}, inside);
             }
         }
     }
+
+    static constexpr float kOnes[kChunk] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
     float scale;
     Operand<Element> q, g;     // g is do, and in floats scale * do

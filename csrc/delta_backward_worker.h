@@ -34,7 +34,7 @@ struct KeptChunk {
           inverse(arena.floats(kBlock)) {}
 };
 
-class DeltaBackwardWorker : public DeltaWorker {
+class DeltaBackwardWorker : public DeltaWorker<float> {
 public:
     DeltaBackwardWorker(Arena &arena, const fulmen_delta_rule_problem &delta, bool wants_decay)
         : DeltaBackwardWorker(arena, delta, delta.attention, wants_decay) {}
@@ -72,7 +72,7 @@ public:
             prefetch_share(in.k, t - kAhead, key.size(), p);
             prefetch_share(out.output, t - kAhead, value.size(), p);
             multiply(grad_state.panel(p), key.blocks(), decayed(key, value, p), Product<Transposed>{q, g.panel(p), 1},
-                     Product<Transposed>{minus_later_k, d_values.panel(p), 1});
+                     Product<Transposed>{minus_later_k.in_floats(), d_values.panel(p), 1});
         }
     }
 
@@ -82,7 +82,7 @@ public:
 
 private:
     DeltaBackwardWorker(Arena &arena, const fulmen_delta_rule_problem &delta, const fulmen_problem &p, bool wants_decay)
-        : DeltaWorker(arena, delta, p.value_size),
+        : DeltaWorker<float>(arena, delta, p.value_size),
           key_gradient(arena, p.decay_form, p.key_size, wants_decay),
           grad_state(arena.panels(p.key_size, p.value_size)),
           q(arena.panels(kChunk, p.key_size)),

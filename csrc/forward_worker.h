@@ -21,7 +21,7 @@ public:
     using Base::key, Base::state, Base::value;
 
     ForwardWorker(Arena &arena, const fulmen_problem &p, int64_t columns)
-        : Base(arena, p, columns, Use{true, false}, Use{}),
+        : Base(arena, p, columns, Use{!by_channel(p.decay_form), false}, Use{}),
           q(arena, kChunk, p.key_size, Use{true, false, false, key.by_channel()}),
           o(arena.panels(kChunk, columns)),
           factor(kInFloats ? PanelsOf<Pair>{} : arena.panels<Pair>(elements<Pair>(p.key_size), columns)),

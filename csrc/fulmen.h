@@ -25,7 +25,7 @@
 extern "C" {
 #endif
 
-#define FULMEN_VERSION 4
+#define FULMEN_VERSION 5
 #define FULMEN_MAX_SIZE 512 /* D and E run from 1 to this */
 #define FULMEN_MAX_WIDTH 64 /* as does K, the width of a convolution, to this */
 #define FULMEN_EPSILON 1e-6f
@@ -241,7 +241,6 @@ typedef struct {
     int64_t value_size;
     const int64_t *lengths; /* [B], each 0 to M, or NULL: all M; tokens after the end are not read */
     int64_t split;
-    int64_t round_weights; /* nonzero: for bfloat16 factors the weights of the values may be rounded to it */
     double scale;
     fulmen_tensor aq, ak, av; /* [B, M or 1, H, rank], one dtype for all six factors */
     fulmen_tensor bq, bk, bv; /* [B, M or 1, rank, channels]: stride_head leads to the next rank */

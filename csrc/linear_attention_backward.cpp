@@ -302,7 +302,7 @@ template <class HeadBackward> int64_t attention_backward_with(const fulmen_atten
 }  // namespace
 
 int64_t attention_backward(const fulmen_attention_backward_call &call) {
-    if (wants_decays(call) || by_channel(call.problem.decay_form) || call.grad_output.dtype != call.problem.k.dtype)
+    if (wants_decays(call) || call.grad_output.dtype != call.problem.k.dtype)
         return attention_backward_with<HeadBackward<float>>(call);
     return with_element(call.problem,
                         [&](auto element) { return attention_backward_with<HeadBackward<decltype(element)>>(call); });

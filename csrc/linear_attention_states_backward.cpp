@@ -2,6 +2,9 @@
 // caller's states is added. The forward's result gives the state that enters every chunk of the caller's, so nothing is
 // recomputed.
 //     dk_j = e^{b_C - b_j} (dS v_j)     dv_j = dS^T (e^{b_C - b_j} k_j)     dS_in = e^{b_C} dS
+//
+// In pairs, where nobody wants the gradient of a decay, dS is rounded where it becomes a factor, and so are keys that a
+// decay per channel has weighed; what is one weight for a token weighs the result.
 #include "decay_gradient.h"
 #include "kernels.h"
 #include "shared_gradient.h"
@@ -11,10 +14,15 @@ namespace fulmen {
 namespace FULMEN_ISA {
 namespace {
 
-class HeadStatesBackward : public StateWorker<float> {
+bool wants_decays(const fulmen_states_backward_call &call) { return call.dlog_decay.data || call.dlog_decay_v.data; }
+
+template <class Element> class HeadStatesBackward : public StateWorker<Element> {
+    typedef StateWorker<Element> Base;
+    using Base::k, Base::key, Base::kInFloats, Base::state, Base::v, Base::value;
+
 public:
     HeadStatesBackward(Arena &arena, const fulmen_states_backward_call &call)
-        : StateWorker(arena, call.problem, call.problem.value_size),
+        : Base(arena, call.problem, call.problem.value_size, Use{true, false}, Use{true, false}),
           call(call),
           p(call.problem),
           chunks((p.tokens + call.chunk_size - 1) / call.chunk_size),
@@ -23,22 +31,24 @@ public:
           boundary(arena.panels(p.key_size, p.value_size)),
           d_keys(arena.panels(kChunk, p.key_size)),
           d_values(arena.panels(kChunk, p.value_size)),
+          by_row(kInFloats ? PanelsOf<Element>{} : arena.panels<Element>(p.key_size, elements<Element>(p.value_size))),
+          by_column((Element *)arena.floats(kInFloats ? 0 : padded(p.key_size) * kPanel)),
           keys_transposed(arena.floats(padded(p.key_size) * kPanel)),
-          values_transposed(arena.floats(padded(p.value_size) * kPanel)) {
+          values_transposed((Element *)arena.floats(padded(p.value_size) * kPanel)) {
         if (call.dlog_decay.data && !has_tokens(p.decay_form)) per_token = arena.floats(p.tokens);
     }
 
     void start(int64_t index) {
         batch = index / p.heads;
         h = index % p.heads;
-        StateWorker::start(head_of(p, sequence(p, batch), h, 0));
+        Base::start(head_of(p, sequence(p, batch), h, 0));
         dk = rows_of(call.dk, batch, h / (p.heads / p.key_heads));
         dv = rows_of(call.dv, batch, h / (p.heads / p.value_heads));
         key_gradient.start(per_token ? Rows{(char *)per_token, FULMEN_FLOAT32, 1} : rows_of(call.dlog_decay, batch, h));
         value_gradient.start(rows_of(call.dlog_decay_v, batch, h));
     }
 
-    void enter() { StateWorker::enter(grad_state(chunks)); }
+    void enter() { Base::enter(grad_state(chunks)); }
 
     // Tokens from `last` down to `first`, both of which are boundaries of segments.
     void walk_left(int64_t first, int64_t last) {
@@ -48,7 +58,7 @@ public:
             differentiate(t, last - t);
             if (t == start) finish_decays(chunk);
             for (int64_t x = 0; x < value.blocks(); ++x) {
-                prefetch_keys_and_values(t - kAhead, x);
+                this->prefetch_keys_and_values(t - kAhead, x);
                 decay_panel(state.panel(x), key, value, x);
             }
             if (t == start) add_gradient(grad_state(chunk));
@@ -67,19 +77,24 @@ public:
 
 private:
     void differentiate(int64_t t, int64_t count) {
-        const Panels k = this->k.in_floats(), v = this->v.in_floats();
-        load_keys_and_values(t, count);
-        key.weigh_earlier(k);
-        value.weigh_earlier(v);
+        this->load_keys_and_values(t, count);
+        this->weigh_keys();
+        if (kInFloats) value.weigh_earlier(v.in_floats());
         if (dk.present() || key_gradient.wanted()) {
-            transpose(v, value.size(), values_transposed);
-            state_times(state, values_transposed, keys_transposed, d_keys);
+            transpose(v.over_channels(), elements<Element>(value.size()), values_transposed);
+            const PanelsOf<Element> left = left_factor(state, key.blocks() * kPanel, value.size(), by_row);
+            this->state_times(left, values_transposed, keys_transposed, d_keys);
         }
-        if (dv.present() || value_gradient.wanted())
-            for (int64_t x = 0; x < value.blocks(); ++x)
-                multiply(d_values.panel(x), 1, Zero{}, Product<AsStored>{k, state.panel(x), key.blocks()});
-        if (key_gradient.wanted()) key_gradient.keep(k, d_keys, t, count);
-        if (value_gradient.wanted()) value_gradient.keep(v, d_values, t, count);
+        if (dv.present() || value_gradient.wanted()) {
+            for (int64_t x = 0; x < value.blocks(); ++x) {
+                const Element *const right = right_factor(state.panel(x), key.blocks() * kPanel, by_column);
+                multiply(d_values.panel(x), 1, Zero{},
+                         Product<AsStoredOf<Element>>{k.over_channels(), right, key.blocks()});
+                if (!this->weighs_in_floats()) weigh_rows(d_values.panel(x), key.weights().suffix);
+            }
+        }
+        if (key_gradient.wanted()) key_gradient.keep(k.in_floats(), d_keys, t, count);
+        if (value_gradient.wanted()) value_gradient.keep(v.in_floats(), d_values, t, count);
         if (dk.present()) {
             key.weigh_earlier(d_keys);
             unpack(d_keys, t, count, key.size(), dk);
@@ -119,12 +134,15 @@ private:
     int64_t chunks;
     StatesAxisGradient key_gradient, value_gradient;
     Panels boundary, d_keys, d_values;
-    float *keys_transposed, *values_transposed;
+    PanelsOf<Element> by_row;  // the gradient of the state, rounded along its rows,
+    Element *by_column;        // and a panel of it along its columns
+    float *keys_transposed;
+    Element *values_transposed;
     float *per_token = nullptr;
     int64_t batch = 0, h = 0;
 };
 
-struct Plan {
+template <class HeadStatesBackward> struct Plan {
     int64_t threads, heads, head_bytes, group;
     SharedGradient dk, dv;
     double *sums;  // the decay gradient of each head, over its tokens
@@ -163,7 +181,8 @@ int64_t shared_segment_start(int64_t last, int64_t chunk_size) {
     return chunk_start + (last - 1 - chunk_start) / kSharedSegment * kSharedSegment;
 }
 
-void walk(const fulmen_states_backward_call &call, const Plan &plan, const Team &team) {
+template <class HeadStatesBackward>
+void walk(const fulmen_states_backward_call &call, const Plan<HeadStatesBackward> &plan, const Team &team) {
     const fulmen_problem &p = call.problem;
     auto for_each_head = [&](auto f) {
         team.for_each_head([&](int64_t index) {
@@ -192,16 +211,22 @@ void walk(const fulmen_states_backward_call &call, const Plan &plan, const Team 
     for_each_head([&](HeadStatesBackward &head, int64_t) { head.store_initial_gradient(); });
 }
 
-}  // namespace
-
-int64_t states_backward(const fulmen_states_backward_call &call) {
-    Plan plan(call);
+template <class HeadStatesBackward> int64_t states_backward_with(const fulmen_states_backward_call &call) {
+    Plan<HeadStatesBackward> plan(call);
     if (!plan.reserve(call.problem)) return FULMEN_NO_WORKSPACE;
     plan.teams(call.problem).for_each(plan.heads, plan.memory, plan.head_bytes, [&](const Team &team) {
         walk(call, plan, team);
     });
     sum_over_sequences(call.problem, plan.sums, call.dlog_decay);
     return FULMEN_OK;
+}
+
+}  // namespace
+
+int64_t states_backward(const fulmen_states_backward_call &call) {
+    if (wants_decays(call)) return states_backward_with<HeadStatesBackward<float>>(call);
+    return with_element(
+        call.problem, [&](auto element) { return states_backward_with<HeadStatesBackward<decltype(element)>>(call); });
 }
 
 }  // namespace FULMEN_ISA

@@ -64,6 +64,18 @@ FULMEN_INLINE TransposedOf<Pair> transposed(const float *block, Pair *memory) {
     return PanelsOf<Pair>{memory, 0};
 }
 
+// The same of a matrix of whole blocks as a left factor, and of a panel of rows as a right one.
+FULMEN_INLINE Panels left_factor(Panels x, int64_t, int64_t, Panels) { return x; }
+FULMEN_INLINE const float *right_factor(const float *panel, int64_t, float *) { return panel; }
+FULMEN_INLINE PanelsOf<Pair> left_factor(Panels x, int64_t rows, int64_t columns, PanelsOf<Pair> memory) {
+    round_columns(x, rows, columns, memory);
+    return memory;
+}
+FULMEN_INLINE const Pair *right_factor(const float *panel, int64_t rows, Pair *memory) {
+    round_rows(panel, rows, memory);
+    return memory;
+}
+
 // How rows are multiplied: over channels, over tokens, and over tokens once a weight for each token has been applied.
 // `in_floats`: what weighs them is not a number for each token, and they are rounded afterwards.
 struct Use {

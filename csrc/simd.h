@@ -150,6 +150,8 @@ FULMEN_INLINE HalfVec round_to_bfloat16(Vec x) { return (HalfVec)_mm512_cvtneps_
 #else
 FULMEN_INLINE HalfVec round_to_bfloat16(Vec x) {
     BitVec bits = (BitVec)x;
+    // The build for tests takes subnormal numbers as zero, as the instruction does that it stands in for.
+    if constexpr (kPairs) bits = (bits & 0x7f800000u) == 0 ? bits & 0x80000000u : bits;
     BitVec rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;  // to nearest, ties to even
     BitVec quiet_nan = (bits >> 16) | 0x40u;
     return narrow((BitVec)select(x == x, (Vec)rounded, (Vec)quiet_nan));

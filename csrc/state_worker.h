@@ -70,10 +70,9 @@ protected:
 
     // As the keys of the state's next step.
     Use advancing(Use use, bool weighed) const {
-        use.in_floats = weighed && key.by_channel();
+        use.in_floats |= weighed && key.by_channel();
         use.weighed |= weighed;
         use.over_tokens |= !weighed;
-        use.over_channels &= !use.in_floats;
         return use;
     }
 

@@ -11,7 +11,7 @@ from torch import Tensor
 import fulmen
 from fulmen.lab.operators.linear_attention import cases
 from fulmen.lab.operators.linear_attention.cases import ALL_DECAYS, DECAYS, Case, differentiate, exact
-from fulmen.lab.tolerances import SUBTRACT, TOLERANCE, deviations, relative_error
+from fulmen.lab.tolerances import ATTENTION, SUBTRACT, TOLERANCE, Bounds, deviations, relative_error
 from fulmen.ops.linear_attention.validation import SCHEDULES
 from fulmen.runtime.architectures import interpreted
 
@@ -46,13 +46,19 @@ def run(case: Case, **options: object) -> Results:
 class Results(dict[str, Tensor]):
     """Results that know which backend they are of, and what they are compared with if they are bfloat16."""
 
-    def __init__(self, results: dict[str, Tensor], backend: str, yardstick: Callable[[], dict[str, Tensor]]) -> None:
+    def __init__(
+        self,
+        results: dict[str, Tensor],
+        backend: str,
+        yardstick: Callable[[], dict[str, Tensor]],
+        bounds: Bounds = ATTENTION,
+    ) -> None:
         super().__init__(results)
-        self.backend, self.yardstick = backend, yardstick
+        self.backend, self.yardstick, self.bounds = backend, yardstick, bounds
 
 
 def assert_close(results: dict[str, Tensor], expected: dict[str, Tensor], what: str = "") -> None:
     """Each result, by name, within the tolerance of its dtype."""
     backend, yardstick = getattr(results, "backend", SUBTRACT[0]), getattr(results, "yardstick", None)
-    problems = deviations(results, expected, backend, yardstick)
+    problems = deviations(results, expected, backend, yardstick, getattr(results, "bounds", ATTENTION))
     assert not problems, f"{what} {'; '.join(problems)}"

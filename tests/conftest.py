@@ -79,11 +79,3 @@ def empty_inspection_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
-
-
-@pytest.fixture
-def medium_precision():
-    """torch's own permission to round float32 factors of products, as kᵀv and weights are, to bfloat16."""
-    torch.set_float32_matmul_precision("medium")
-    yield
-    torch.set_float32_matmul_precision("highest")

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 import fulmen
-from cases import Results, assert_close
-from fulmen.lab.operators.tpa.checks import yardstick
+from fulmen.lab.operators.tpa.checks import deviations_of
 from fulmen.ops.tpa.validation import SPLITS
 
 __all__ = ["SPLITS", "Case", "assert_exact", "exact", "factors", "options", "run"]
@@ -91,5 +90,5 @@ def exact(case: Case) -> Tensor:
 
 def assert_exact(got: Tensor, case: Case, what: str = "") -> None:
     assert got.dtype == case.dtype
-    results = Results({"output": got}, "", lambda: yardstick(factors(case) | options(case)))
-    assert_close(results, {"output": exact(case)}, what)
+    problems = deviations_of(got, exact(case), "", factors(case) | options(case))
+    assert not problems, f"{what} {'; '.join(problems)}"

@@ -13,6 +13,7 @@ from fulmen.ops.linear_attention import native
 from fulmen.ops.linear_attention.problem import Attention, Step
 from fulmen.runtime import core
 from fulmen.runtime.core_structs import CODES
+from fulmen.runtime.warning import warn_once
 
 pytestmark = pytest.mark.skipif(core.core is None, reason=core.why_unavailable)
 
@@ -144,7 +145,7 @@ QUIET = {
 
 
 def warnings_of(call):
-    core._warn_of_growth.cache_clear()
+    warn_once.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(3):
@@ -189,7 +190,7 @@ def test_chunk_states_and_the_step_notice_too(schedule):
 
 def test_a_compiled_call_warns_too():
     """And does not break the graph."""
-    core._warn_of_growth.cache_clear()
+    warn_once.cache_clear()
     q = torch.randn(1, 16, 2, 16)
     compiled = torch.compile(
         lambda q, a: fulmen.linear_attention(q, q, q, log_decay=a), fullgraph=True, backend="eager"

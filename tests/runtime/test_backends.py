@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fulmen
-from fulmen.runtime import architectures, availability
+from fulmen.runtime import architectures, availability, operators
 from fulmen.runtime.architectures import architecture_of, why_unsupported
 from fulmen.runtime.backends import _BACKENDS, Backend, _remembered, choose
 from fulmen.runtime.versions import release
@@ -51,6 +51,15 @@ def test_a_backend_refuses_with_a_reason():
         Backend("x", False, "no compiler", ("cpu",), (torch.float32,), "").refuses("cpu", torch.float32)
         == "no compiler"
     )
+
+
+def test_an_operator_without_kernels_is_left_to_torch_and_the_warning_says_why(monkeypatch):
+    monkeypatch.setattr(operators, "_declared", operators._declared.copy())
+    operators.Operator(name="toy", protocol=object, backends={"torch": "nowhere"}, checks="nowhere")
+    with pytest.warns(UserWarning, match=r"the torch backend serves cuda tensors.*: toy has no triton backend"):
+        assert choose("auto", torch.device("cuda"), torch.bfloat16, "toy") == "torch"
+    with pytest.raises(ValueError, match="'triton' cannot run this call: toy has no triton backend"):
+        choose("triton", torch.device("cpu"), torch.float32, "toy")
 
 
 def test_an_unknown_backend():

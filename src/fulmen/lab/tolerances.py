@@ -8,6 +8,7 @@ too (docs/precision.md), and each head of each sample is held to the norm of its
   factors of every product rounded to bfloat16 (:mod:`fulmen.lab.yardstick`). Terms cancel where the yardstick misses
   ``LARGE`` itself. (Of few numbers, either error may be small by luck.)
 - States are float32, and held to ``STATE``; only their norm, and to the yardstick where it misses that.
+- The delta rule is held to the yardstick everywhere, and its states to more than ``STATE``.
 """
 
 from __future__ import annotations
@@ -38,8 +39,17 @@ class Error(NamedTuple):
     largest: Any
 
 
+class Bounds(NamedTuple):
+    """Of an operator."""
+
+    state: Error
+    fixed: bool  # whether ``LARGE`` holds where terms are many, whatever the yardstick
+
+
 LARGE = Error(norm=3.3e-3, largest=2**-7)  # the norm is twice what rounding the exact result makes of it
 STATE = Error(norm=2e-3, largest=torch.inf)
+ATTENTION = Bounds(STATE, fixed=True)
+DELTA_RULE = Bounds(Error(norm=5e-3, largest=torch.inf), fixed=False)  # a token corrects what others' errors left
 STATES = ("state", "states")
 OVER_YARDSTICK = 1.5
 DECAY_GRADIENT_NORM = 1e-4  # from 16-bit inputs
@@ -50,7 +60,10 @@ Results = dict[str, Tensor]
 
 def relative_error(got: Tensor, want: Tensor, smallest: float = 1e-30) -> float:
     """The largest error over the largest magnitude, or over ``smallest`` where that is larger. Below 1e-30 (what is
-    left of a state after e^-90 a few times over) float32 runs out of digits. NaN if there is one anywhere."""
+    left of a state after e^-90 a few times over) float32 runs out of digits, and float16 below its smallest normal
+    number. NaN if there is one anywhere."""
+    if got.dtype == torch.float16:
+        smallest = max(smallest, torch.finfo(torch.float16).tiny)
     if got.shape != want.shape:
         raise ValueError(f"the result has shape {list(got.shape)}, expected {list(want.shape)}")
     if want.numel() == 0:
@@ -60,7 +73,7 @@ def relative_error(got: Tensor, want: Tensor, smallest: float = 1e-30) -> float:
 
 
 def error_of_heads(got: Tensor, want: Tensor, tokens_first: bool) -> Error:
-    """``[B, H]`` each, of tensors ``[B, N, H, size]`` (``tokens_first``) or ``[B, H, ...]``."""
+    """``[B, H]`` each, of tensors ``[B, N, H, ...]`` (``tokens_first``) or ``[B, H, ...]``."""
     off, exact = (x.transpose(1, 2 if tokens_first else 1).flatten(2) for x in (got.cpu().double() - want, want))
     return Error(
         off.norm(dim=2) / exact.norm(dim=2).clamp(min=1e-30),
@@ -69,7 +82,11 @@ def error_of_heads(got: Tensor, want: Tensor, tokens_first: bool) -> Error:
 
 
 def deviations(
-    results: Results, expected: Results, backend: str, yardstick: Callable[[], Results] | None = None
+    results: Results,
+    expected: Results,
+    backend: str,
+    yardstick: Callable[[], Results] | None = None,
+    bounds: Bounds = ATTENTION,
 ) -> list[str]:
     """What is wrong with the results of ``backend``, by name: one sentence each, empty if all are close enough.
 
@@ -88,7 +105,7 @@ def deviations(
             off = (got.cpu().double() - want).norm() / want.norm().clamp(min=SMALLEST_DECAY_GRADIENT)
             problem = excess(off.item(), DECAY_GRADIENT_NORM)
         elif torch.bfloat16 in inputs and yardstick is not None and not of_decay:
-            problem = excess_of_heads(name, got, expected, yardstick)
+            problem = excess_of_heads(name, got, expected, yardstick, bounds)
         else:
             error, tolerance = relative_error(got, want), TOLERANCE[got.dtype]
             if of_decay and got.dtype == torch.float32 and backend in SUBTRACT:
@@ -108,14 +125,16 @@ def excess(error: float, allowed: float) -> str:
     return "" if error <= allowed else f"off by {error:.1e}, allowed {allowed:.1e}"
 
 
-def excess_of_heads(name: str, got: Tensor, expected: Results, yardstick: Callable[[], Results]) -> str:
+def excess_of_heads(
+    name: str, got: Tensor, expected: Results, yardstick: Callable[[], Results], of_operator: Bounds
+) -> str:
     """Of a result that is computed from bfloat16 inputs."""
     want = expected[name]
     if want.numel() == 0:
         return ""
-    tokens_first = got.dtype == torch.bfloat16  # states and their gradients are float32
-    bounds = STATE if name in STATES else LARGE
-    fixed = name in STATES or has_many_terms(expected)
+    tokens_first = "state" not in name
+    bounds = of_operator.state if name in STATES else LARGE
+    fixed = name in STATES or (of_operator.fixed and has_many_terms(expected))
     error = error_of_heads(got, want, tokens_first)
     if fixed and all((e <= bound).all() for e, bound in zip(error, bounds, strict=True)):
         return ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from functools import cache
 
@@ -12,6 +11,7 @@ from fulmen.runtime import core
 from fulmen.runtime.architectures import interpreted, why_unsupported
 from fulmen.runtime.availability import why_triton_is_unavailable
 from fulmen.runtime.operators import backends_of
+from fulmen.runtime.warning import warn_once
 
 _HALF_AND_SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 _TRITON_UNAVAILABLE = why_triton_is_unavailable()
@@ -99,11 +99,6 @@ def backends() -> dict[str, Backend]:
     return dict(_BACKENDS)
 
 
-@cache
-def _warn_once(message: str) -> None:
-    warnings.warn(message, stacklevel=5)
-
-
 def choose(backend: str, device: torch.device, dtype: torch.dtype, operator: str = "") -> str:
     """The backend that a call with tensors of ``dtype`` on ``device`` runs on. ``operator`` names one that has not all
     of them."""
@@ -118,7 +113,7 @@ def _chosen(backend: str, device: torch.device, dtype: torch.dtype, operator: st
         fastest = _FASTEST.get(device.type)
         if chosen == "torch" and fastest and dtype in _HALF_AND_SINGLE and not torch.compiler.is_compiling():
             reason = _refusal(fastest, *call)
-            _warn_once(f"the torch backend serves {device.type} tensors, several times slower: {reason}")
+            warn_once(f"the torch backend serves {device.type} tensors, several times slower: {reason}")
         return chosen
     if backend not in _BACKENDS:
         raise ValueError(f"backend must be one of 'auto', {', '.join(map(repr, _BACKENDS))}; got {backend!r}")

@@ -13,7 +13,6 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -21,6 +20,8 @@ from torch import Tensor
 
 from fulmen.runtime import core_file
 from fulmen.runtime.core_structs import CODES, HEADER, STATE, TENSOR, Struct, Words
+from fulmen.runtime.recording import note_call
+from fulmen.runtime.warning import warn_once
 
 DTYPES = {
     torch.float32: CODES["FLOAT32"],
@@ -31,6 +32,10 @@ NO_TENSOR: Words = (0,) * (TENSOR.size // 8)
 NO_STATE: Words = (0,) * (STATE.size // 8)
 
 _VERSION, _GROWS, _NO_WORKSPACE = CODES["VERSION"], CODES["GROWS"], CODES["NO_WORKSPACE"]
+_GROWTH = (
+    "log_decay has a value above 0, with which the state grows from token to token: it is the natural logarithm of the "
+    "decay, so that a factor of 0.9 must be given as -0.105"
+)
 
 
 class RefusedError(RuntimeError):
@@ -69,6 +74,11 @@ class Core:
         """The name of the build in use."""
         return self._names[self._current()]
 
+    @property
+    def multiplies_pairs(self) -> bool:
+        """Whether the build in use multiplies bfloat16 inputs in pairs (kPairs of csrc/simd.h)."""
+        return self.isa in ("avx512_bf16", "avx512_on_avx2")
+
     def check(self) -> str:
         """Compute something small with the build in use; should it come out wrong, go on to the next one that is right.
 
@@ -105,11 +115,12 @@ class Core:
 
     def run(self, call: Struct, packed: bytes) -> None:
         """Make a call, packed with the header that :func:`header` gives."""
+        note_call(call, packed)
         status = self._status(call, packed)
         if _memory.allocated:
             _memory.allocated.clear()
         if status == _GROWS:
-            _warn_of_growth()
+            warn_once(_GROWTH)
         elif status:
             self._refuse(status)
 
@@ -226,19 +237,6 @@ def state(x: Tensor | None) -> Words:
         stride_head=strides[1],
         stride_row=strides[2],
         stride_column=strides[3],
-    )
-
-
-@cache
-def _warn_of_growth() -> None:
-    """At the line that called fulmen, once."""
-    frame, level = sys._getframe(1), 2
-    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("fulmen", "torch"):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(
-        "log_decay has a value above 0, with which the state grows from token to token: it is the natural logarithm of "
-        "the decay, so that a factor of 0.9 must be given as -0.105",
-        stacklevel=level,
     )
 
 

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
-INTEGER, POINTER, DOUBLE = "q", "q", "d"
+INTEGER, POINTER, DOUBLE = "q", "Q", "d"
 Words = tuple[float, ...]  # of a struct, one for each of its 64-bit words
 
 
@@ -19,7 +19,8 @@ class Struct:
         words: a function whose keywords are the fields, and that gives the words in their order; a field that is a
             struct is given as its words.
         pack: the same as bytes.
-        pack_words: words as bytes.
+        pack_words: words as bytes; unpack is the way back.
+        pointers: which of the words are addresses.
     """
 
     def __init__(self, name: str, **fields: str | Struct) -> None:
@@ -27,7 +28,9 @@ class Struct:
         self.format: str = "".join(kind if isinstance(kind, str) else kind.format for kind in fields.values())
         packer = struct.Struct("=" + self.format)
         self.size = packer.size
-        self.pack_words: Callable[[Words], bytes] = lambda words: packer.pack(*words)
+        self.pack_words: Callable[[Sequence[float]], bytes] = lambda words: packer.pack(*words)
+        self.unpack: Callable[[bytes], Words] = packer.unpack
+        self.pointers = [word for word, kind in enumerate(self.format) if kind == POINTER]
         # Written out, as a NamedTuple's constructor is: no faster way checks that every field is given, by name.
         ordered = ", ".join(field if isinstance(kind, str) else f"*{field}" for field, kind in fields.items())
         functions: dict[str, Callable[..., object]] = {}
@@ -183,7 +186,6 @@ TPA_DECODE = Struct(
     value_size=INTEGER,
     lengths=POINTER,
     split=INTEGER,
-    round_weights=INTEGER,
     scale=DOUBLE,
     aq=TENSOR,
     ak=TENSOR,
@@ -272,4 +274,4 @@ _SPLITS = ("SPLIT_AUTO", "SPLIT_BATCH", "SPLIT_HEAD", "SPLIT_SEQUENCE")
 _ACTIVATIONS = ("IDENTITY", "SILU")
 _ENUMS = (_DTYPES, _DECAYS, _SCHEDULES, _SPLITS, _ACTIVATIONS)
 CODES = {name: code for names in _ENUMS for code, name in enumerate(names)}
-CODES |= {"VERSION": 4, "OK": 0, "GROWS": -1, "BAD_SEQUENCES": 6, "NO_WORKSPACE": 10}
+CODES |= {"VERSION": 5, "OK": 0, "GROWS": -1, "BAD_SEQUENCES": 6, "NO_WORKSPACE": 10}

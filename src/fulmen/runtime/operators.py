@@ -20,7 +20,7 @@ class Operator:
         checks: whose ``checks(target)`` `fulmen verify` runs.
         workloads: whose ``WORKLOADS`` `fulmen inspect` compiles, and whose ``BYTES`` say what each kernel requests;
             empty: no kernels.
-        limits: whose ``LIMITS`` `fulmen bench limits` measures; empty: none.
+        limits: whose ``LIMITS`` `fulmen limits` measures; empty: none.
     """
 
     name: str

@@ -35,34 +35,39 @@ def only_the_kernel_runs(args: tuple[Any, ...]) -> bool:
     """Whether the dispatcher, handed these arguments of an op, would run the op's kernel and nothing else: no gradient,
     no autocast, transform, mode, tracer or profiler, no tensor of a kind of its own.
 
-    The dispatcher decides by sets of keys, those of the tensors and those of the thread, and so does this.
+    The dispatcher decides by sets of keys, those of the thread and those of the tensors, and so does this.
     """
-    if _PLAIN_KEYS is None or profiler._is_profiler_enabled or forward_mode():
+    return thread_is_plain() and all(is_plain(x) for x in args if isinstance(x, Tensor))
+
+
+def thread_is_plain() -> bool:
+    """Nothing in this thread wants to see calls or to change them."""
+    if _OTHER_KEYS is None or profiler._is_profiler_enabled or forward_mode():
         return False
     if torch._C._is_torch_function_mode_enabled() or any_autocast():
         return False
-    grad = torch.is_grad_enabled()
-    keys = torch._C._dispatch_tls_local_include_set().raw_repr()
-    for x in args:
-        if isinstance(x, Tensor):
-            if type(x) not in _PLAIN_TYPES or (grad and x.requires_grad):
-                return False
-            keys |= torch._C._dispatch_keys(x).raw_repr()
-    return not keys & ~_PLAIN_KEYS
+    return not torch._C._dispatch_tls_local_include_set().raw_repr() & _OTHER_KEYS
 
 
-def _plain_keys() -> int | None:
-    """The keys of ordinary tensors, and those that every thread has; None where this torch does not tell."""
+def is_plain(x: Tensor) -> bool:
+    """An ordinary tensor on the CPU, which has no part in a gradient; for a thread that is plain."""
+    if type(x) not in _PLAIN_TYPES or (x.requires_grad and torch.is_grad_enabled()):
+        return False
+    return not torch._C._dispatch_keys(x).raw_repr() & _OTHER_KEYS
+
+
+def _other_keys() -> int | None:
+    """All keys but those of ordinary tensors and those that every thread has; None where this torch does not tell."""
     try:
         every_thread = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)
         keys = torch._C._dispatch_keys(torch.empty(0, device="cpu")) | every_thread
         torch._C._dispatch_tls_local_include_set(), torch._C._is_torch_function_mode_enabled()
-        return keys.raw_repr() if isinstance(profiler._is_profiler_enabled, bool) else None
+        return ~keys.raw_repr() if isinstance(profiler._is_profiler_enabled, bool) else None
     except AttributeError:
         return None
 
 
-_PLAIN_KEYS = _plain_keys()
+_OTHER_KEYS: Any = _other_keys()
 
 
 # ---- gradients of custom ops -----------------------------------------------------------------------------------------

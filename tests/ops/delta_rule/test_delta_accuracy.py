@@ -1,12 +1,15 @@
 """Every backend against the float64 recurrence: output, final state and all gradients."""
 
+from functools import partial
+
 import pytest
 import torch
 
 import fulmen
-from cases import BACKENDS, assert_close
-from fulmen.lab.operators.delta_rule.cases import DECAYS, Case, exact, options, run, tensors
-from fulmen.lab.tolerances import TOLERANCE, relative_error
+from cases import BACKENDS, Results, assert_close
+from fulmen.lab.operators.delta_rule.cases import DECAYS, Case, exact, options, run, tensors, yardstick
+from fulmen.lab.tolerances import DELTA_RULE, TOLERANCE, relative_error
+from fulmen.lab.yardstick import rounded_products
 from fulmen.ops.chunks.decay_form import tokens_of
 from fulmen.ops.chunks.validation import SCHEDULES
 from fulmen.ops.delta_rule.custom_op import OPERATOR
@@ -15,7 +18,8 @@ BACKEND = pytest.mark.parametrize("backend", [name for name in BACKENDS if name 
 
 
 def check(case, backend, schedule="auto", without=()):
-    assert_close(run(case, tensors(case), backend, schedule, without), exact(case, without))
+    results = run(case, tensors(case), backend, schedule, without)
+    assert_close(Results(results, backend, partial(yardstick, case, without), DELTA_RULE), exact(case, without))
 
 
 @BACKEND
@@ -64,6 +68,21 @@ def test_dtypes(backend, decays, dtype):
 
 
 @BACKEND
+@pytest.mark.parametrize("decays", DECAYS)
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(length=200, key_size=32, value_size=32),
+        Case(length=130, key_size=20, value_size=33, heads=(1, 2, 4), normalizes=False, scale=0.3, initial=False),
+        Case(packed=(0, 37, 0, 1, 16, 0), values="far"),
+        Case(length=100, keys="parallel", betas="near two", normalizes=False),
+    ],
+)
+def test_bfloat16(backend, decays, case):
+    check(case._replace(decays=decays, dtype=torch.bfloat16), backend)
+
+
+@BACKEND
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_schedules(backend, schedule):
     for decays in ("head", "channel"):
@@ -85,7 +104,9 @@ def test_beta_and_decay_of_other_dtypes(backend):
         got = run(case, x, backend)
         want = run(case, {name: y.double() for name, y in x.items()}, "reference")
         assert got["dbeta"].dtype == got["dlog_decay"].dtype == dtype
-        for name in ("output", "dbeta", "dlog_decay"):
+        of_factors = partial(rounded_products()(run), case, x, "torch")
+        assert_close(Results({"output": got["output"]}, backend, of_factors, DELTA_RULE), {"output": want["output"]})
+        for name in ("dbeta", "dlog_decay"):
             assert relative_error(got[name], want[name]) <= max(TOLERANCE[got[name].dtype], TOLERANCE[torch.float32])
 
 

@@ -1,11 +1,14 @@
 """What only the CPU core has: builds, threads, bits that do not depend on company, its workspace."""
 
+from functools import partial
+
 import pytest
 import torch
 
 import fulmen
-from cases import assert_close
-from fulmen.lab.operators.delta_rule.cases import DECAYS, Case, exact, run, tensors
+from cases import Results, assert_close
+from fulmen.lab.operators.delta_rule.cases import DECAYS, Case, exact, run, tensors, yardstick
+from fulmen.lab.tolerances import DELTA_RULE
 from fulmen.ops.delta_rule.native import workspace_bytes
 from fulmen.ops.delta_rule.problem import DeltaRule
 from fulmen.runtime import core
@@ -18,14 +21,17 @@ GROUPS = Case(batch=1, length=150, key_size=8, value_size=24, heads=(6, 3, 2))
 
 
 @pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("decays", DECAYS)
 @pytest.mark.usefixtures("poisoned_workspace")
-def test_every_build_with_poisoned_workspace(build, decays):
-    case = SHARED._replace(decays=decays, length=150)
+def test_every_build_with_poisoned_workspace(build, decays, dtype):
+    case = SHARED._replace(decays=decays, length=150, dtype=dtype)
     with core.core.using(build):
         assert core.core.isa == build
         for schedule in ("auto", "recurrent"):
-            assert_close(run(case, tensors(case), "native", schedule), exact(case), f"{build} {schedule}")
+            found = run(case, tensors(case), "native", schedule)
+            results = Results(found, "native", partial(yardstick, case), DELTA_RULE)
+            assert_close(results, exact(case), f"{build} {schedule}")
 
 
 @pytest.mark.parametrize("case", [SHARED, GROUPS, SHARED._replace(packed=(100, 0, 17), decays="head")])
@@ -48,10 +54,14 @@ def test_a_packed_sequence_does_not_depend_on_its_neighbours():
         assert torch.equal(x, whole[1:2] if name in ("state", "dinitial_state") else whole[:, tokens]), name
 
 
-def test_a_token_of_nans_reaches_its_own_head_and_chunk_alone():
-    given = {name: x.clone() for name, x in tensors(Case(length=64)).items()}
-    given["v"][0, 40, 1] = torch.nan
-    output = fulmen.delta_rule(*(given[name] for name in ("q", "k", "v", "beta")), normalize_qk=True, backend="native")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("decays", ["token", "channel"])
+@pytest.mark.parametrize("of", ["q", "k", "v"])
+def test_a_token_of_nans_reaches_its_own_head_and_chunk_alone(of, decays, dtype):
+    given = {name: x.clone() for name, x in tensors(Case(length=64, decays=decays, dtype=dtype)).items()}
+    given[of][0, 40, 1] = torch.nan
+    call = [given[name] for name in ("q", "k", "v", "beta")]
+    output = fulmen.delta_rule(*call, log_decay=given["log_decay"], normalize_qk=True, backend="native")
     lost = output.isnan().any(-1)
     assert lost[0, 40:, 1].any()
     lost[0, 32:, 1] = False
@@ -60,7 +70,7 @@ def test_a_token_of_nans_reaches_its_own_head_and_chunk_alone():
 
 def test_a_log_decay_above_zero_is_noticed(monkeypatch):
     warned = []
-    monkeypatch.setattr(core, "_warn_of_growth", lambda: warned.append(True))
+    monkeypatch.setattr(core, "warn_once", warned.append)
     x = tensors(Case(length=3))
     call = [x[name] for name in ("q", "k", "v", "beta")]
     fulmen.delta_rule(*call, log_decay=x["log_decay"], backend="native")

@@ -4,6 +4,10 @@ import pytest
 import torch
 
 import fulmen
+from fulmen.lab.fuzz import Problem, Setting
+from fulmen.lab.fuzz.trial import exact, results, tensors
+from fulmen.lab.operators.linear_attention.cases import Case
+from fulmen.lab.tolerances import deviations
 from fulmen.runtime import core
 
 pytestmark = pytest.mark.skipif(core.core is None, reason=core.why_unavailable)
@@ -97,3 +101,20 @@ def test_gentle_decay_does_not_drift(form):
     expected = attend(*(x.double() for x in inputs), **exact, backend="torch")
     for got, want in zip(attend(*inputs, **decays, backend="native"), expected, strict=True):
         assert (got - want).abs().max() <= 2e-5 * want.abs().max()
+
+
+@pytest.mark.one_build  # it tries all
+@pytest.mark.parametrize("isa", core.core.builds if core.core else [])
+@pytest.mark.parametrize("decays", ["head", "token", "channel"])
+def test_states_of_bfloat16_have_a_decay_gradient_in_float32(isa, decays):
+    """Of short chunks, most of it is about the state that entered, which the forward may have of rounded products."""
+    problem = Problem("chunk_states", Case(length=35, key_size=21, value_size=33, decays=decays, dtype=torch.bfloat16))
+    with core.core.using(isa):
+        got = results(problem, tensors(problem), Setting("native"))
+        of_floats = results(problem, in_floats(tensors(problem)), Setting("native"))
+        assert core.core.multiplies_pairs != torch.equal(got["states"], of_floats["states"])
+    assert not deviations(got, {"dlog_decay": exact(problem)["dlog_decay"]}, "native")
+
+
+def in_floats(given):
+    return {name: x.float() for name, x in given.items()}

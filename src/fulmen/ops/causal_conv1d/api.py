@@ -9,6 +9,7 @@ from torch import Tensor
 from fulmen.ops.causal_conv1d import custom_op
 from fulmen.ops.causal_conv1d.validation import check_convolution, check_step
 from fulmen.runtime.backends import choose
+from fulmen.runtime.replay import replayed
 from fulmen.runtime.tensors import autocast
 
 
@@ -40,6 +41,7 @@ def causal_conv1d(
 ) -> tuple[Tensor, Tensor]: ...
 
 
+@replayed
 def causal_conv1d(
     x: Tensor,
     weight: Tensor,
@@ -90,6 +92,7 @@ def causal_conv1d(
     return (output, state) if return_state else output
 
 
+@replayed
 def causal_conv1d_step(
     x: Tensor,
     state: Tensor,

@@ -9,6 +9,7 @@ from torch import Tensor
 from fulmen.ops.delta_rule import custom_op
 from fulmen.ops.delta_rule.validation import check_delta_rule, check_step
 from fulmen.runtime.backends import choose
+from fulmen.runtime.replay import replayed
 from fulmen.runtime.tensors import autocast, factor, in_state_dtype
 
 
@@ -48,6 +49,7 @@ def delta_rule(
 ) -> tuple[Tensor, Tensor]: ...
 
 
+@replayed
 def delta_rule(
     q: Tensor,
     k: Tensor,
@@ -107,6 +109,7 @@ def delta_rule(
     return (output, state) if return_state else output
 
 
+@replayed
 def delta_rule_step(
     q: Tensor,
     k: Tensor,

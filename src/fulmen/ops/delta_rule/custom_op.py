@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
-from torch.autograd.graph import increment_version
 
 from fulmen.ops.delta_rule.problem import DeltaRule, DeltaRuleBackend, Gradients, Step
 from fulmen.runtime.gradients import allocated, by_input, requested, returned
 from fulmen.runtime.library import define, define_gradient, without_gradient
 from fulmen.runtime.operators import Operator
+from fulmen.runtime.recording import note_update
 from fulmen.runtime.tensors import state_dtype
 
 OPERATOR = Operator(
@@ -115,8 +115,7 @@ def _step(*args: Any) -> Tensor:
     p, backend = Step(*args[:-1]), args[-1]
     output = p.v.new_empty(p.output_shape)
     _backend(backend).step(p, output)
-    if not p.state.is_inference():
-        increment_version(p.state)  # so that autograd notices where the state was saved for a backward
+    note_update(p.state)
     return output
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from fulmen.ops.linear_attention import custom_op
 from fulmen.ops.linear_attention.validation import check_attention, check_states, check_step
 from fulmen.runtime.backends import choose
+from fulmen.runtime.replay import replayed
 from fulmen.runtime.tensors import autocast, factor, in_state_dtype
 
 # Longer than any N, and such that N + chunk_size fits 64 bits. (N itself as the limit would fix it in torch.export.)
@@ -49,6 +50,7 @@ def linear_attention(
 ) -> tuple[Tensor, Tensor]: ...
 
 
+@replayed
 def linear_attention(
     q: Tensor,
     k: Tensor,
@@ -104,6 +106,7 @@ def linear_attention(
     return (output, state) if return_state else output
 
 
+@replayed
 def linear_attention_step(
     q: Tensor,
     k: Tensor,
@@ -139,6 +142,7 @@ def linear_attention_step(
     return custom_op.linear_attention_step(q, k, v, state, log_decay, log_decay_v, factor(scale, q), backend)
 
 
+@replayed
 def chunk_states(
     k: Tensor,
     v: Tensor,

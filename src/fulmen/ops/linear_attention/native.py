@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from fulmen.ops.chunks.native import Problem, Token, decay
@@ -50,6 +51,11 @@ def states_forward(p: States, states: Tensor) -> None:
 
 
 def states_backward(p: States, states: Tensor, grad_states: Tensor, grads: Gradients) -> None:
+    in_pairs = c.require().multiplies_pairs and p.k.dtype == torch.bfloat16 and p.log_decay_v is None
+    if in_pairs and grads.log_decay is not None:
+        # The forward's sums of rounded products are too coarse for it: once more in float32.
+        states = torch.empty_like(states)
+        states_forward(p._replace(k=p.k.float(), v=p.v.float()), states)
     states, grad_states = states.contiguous(), grad_states.contiguous()
     stride_batch, stride_head, stride_chunk = states.stride()[:3]
     _run(

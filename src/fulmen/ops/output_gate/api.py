@@ -8,9 +8,11 @@ from torch import Tensor
 from fulmen.ops.output_gate import custom_op, reference
 from fulmen.ops.output_gate.validation import check_gated_attention
 from fulmen.runtime.backends import choose
+from fulmen.runtime.replay import replayed
 from fulmen.runtime.tensors import autocast
 
 
+@replayed
 def output_gated_attention(
     q: Tensor,
     k: Tensor,

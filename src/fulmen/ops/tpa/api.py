@@ -7,9 +7,11 @@ from torch import Tensor
 from fulmen.ops.tpa import custom_op
 from fulmen.ops.tpa.validation import check_decode
 from fulmen.runtime.backends import choose
+from fulmen.runtime.replay import replayed
 from fulmen.runtime.tensors import autocast
 
 
+@replayed
 def tpa_decode(
     aq: Tensor,
     ak: Tensor,
@@ -30,8 +32,8 @@ def tpa_decode(
         v_m = Σ_r av_mr ⊗ bv_mr / Rv           H×E, never formed
         o_h = Σ_m softmax_m(scale · q_h · k_mh) v_mh
 
-    Forward only. All arithmetic is float32 (float64 for float64 inputs), and scores may be of any size. With
-    ``torch.set_float32_matmul_precision("medium")`` the CPU core may round the weights of bfloat16 values to bfloat16.
+    Forward only. Scores and sums are float32 (float64 for float64 inputs), and scores may be of any size. The weights
+    of bfloat16 values may be rounded to bfloat16 (``docs/precision.md``).
 
     Args:
         aq: ``[B, 1, H, R]``; float32, bfloat16, float16 or float64. R, D, E, Rk and Rv may be 1 to 512.

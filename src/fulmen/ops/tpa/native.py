@@ -45,7 +45,6 @@ def _packed(p: Decode, header: Words, output: Tensor) -> bytes:
         value_size=p.bv.shape[3],
         lengths=0 if p.seqlens is None else p.seqlens.data_ptr(),
         split=_SPLITS[p.split],
-        round_weights=torch.get_float32_matmul_precision() == "medium",
         scale=p.scale,
         aq=c.tensor(p.aq),
         ak=c.tensor(p.ak),

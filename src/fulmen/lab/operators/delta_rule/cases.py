@@ -11,6 +11,7 @@ from torch.nn.functional import normalize
 
 import fulmen
 from fulmen.lab.operators.linear_attention.cases import log_decays
+from fulmen.lab.yardstick import rounded_products
 from fulmen.ops.chunks.decay_form import Decays
 
 DECAYS = ("none", "head", "token", "channel")
@@ -115,3 +116,10 @@ def run(
 def exact(case: Case, without: tuple[str, ...] = ()) -> dict[str, Tensor]:
     """From the recurrence in float64."""
     return run(case, {name: x.double() for name, x in tensors(case).items()}, "reference", without=without)
+
+
+@lru_cache(maxsize=64)
+def yardstick(case: Case, without: tuple[str, ...] = ()) -> dict[str, Tensor]:
+    """Of bfloat16 inputs in the arithmetic of GPU kernels, which round the inverse of a chunk too."""
+    with rounded_products():
+        return run(case, tensors(case), "torch", without=without)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import fulmen
-from fulmen.lab.operators.delta_rule.cases import DECAYS, Case, exact, run, tensors
-from fulmen.lab.tolerances import TOLERANCE, deviations, relative_error
+from fulmen.lab.operators.delta_rule.cases import DECAYS, Case, exact, run, tensors, yardstick
+from fulmen.lab.tolerances import DELTA_RULE, TOLERANCE, deviations, relative_error
 from fulmen.lab.verify.check import DTYPES, Check, Target, unusual
 from fulmen.ops.chunks.decay_form import tokens_of
 from fulmen.ops.chunks.validation import SCHEDULES
@@ -54,7 +54,8 @@ def given(target: Target, case: Case) -> dict[str, Tensor]:
 
 
 def attend(target: Target, case: Case, schedule: str) -> list[str]:
-    return deviations(run(case, given(target, case), target.backend, schedule), exact(case), target.backend)
+    results = run(case, given(target, case), target.backend, schedule)
+    return deviations(results, exact(case), target.backend, partial(yardstick, case), DELTA_RULE)
 
 
 def twice(target: Target, case: Case) -> list[str]:

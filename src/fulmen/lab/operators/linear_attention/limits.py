@@ -171,14 +171,14 @@ def decoding() -> list[Figure]:
     }
     t = interleaved(calls, seconds=2.0, repeats=50)
     ratio = t["step"].median / t["mul_"].median
-    return [Figure(f"decode step (B{batch} H{HEADS} D{DIM}) over mul_ of the state", ratio, 1.6, 1.2, "x", True)]
+    return [Figure(f"decode step (B{batch} H{HEADS} D{DIM}) over mul_ of the state", ratio, 1.6, 1.3, "x", True)]
 
 
 def small_call() -> list[Figure]:
     q, k, v = (torch.randn(1, 16, 4, 64) for _ in range(3))
     log_decay = logsigmoid(torch.randn(4))
     t = interleaved({"small": lambda: fulmen.linear_attention(q, k, v, log_decay=log_decay)}, seconds=1.0, repeats=100)
-    return [Figure("a small call (B1 H4 n16 D64), end to end", t["small"].median * 1e6, 120, 60, "us", True)]
+    return [Figure("a small call (B1 H4 n16 D64), end to end", t["small"].median * 1e6, 50, 35, "us", True)]
 
 
 def states() -> list[Figure]:

@@ -12,11 +12,8 @@ from torch import Tensor
 import fulmen
 from fulmen.lab.tolerances import deviations
 from fulmen.lab.verify.check import DTYPES, Check, Target, unusual
-from fulmen.ops.tpa.problem import decode_of
-from fulmen.ops.tpa.reference import product, softmax
+from fulmen.lab.yardstick import rounded_products
 from fulmen.ops.tpa.validation import SPLITS
-
-FACTORS = ("aq", "ak", "av", "bq", "bk", "bv")
 
 
 class Case(NamedTuple):
@@ -78,18 +75,21 @@ def factors(case: Case) -> dict[str, Any]:
 def decode(target: Target, case: Case, split: str) -> list[str]:
     given = factors(case)
     exact = {name: x if name == "seqlens" else x.double() for name, x in given.items()}
-    expected = {"output": fulmen.tpa_decode(**exact, backend="reference")}
-    return deviations({"output": run(target, given, split)}, expected, target.backend, partial(yardstick, given))
+    expected = fulmen.tpa_decode(**exact, backend="reference")
+    return deviations_of(run(target, given, split), expected, target.backend, given)
 
 
-def yardstick(given: dict[str, Any]) -> dict[str, Tensor]:
-    """The output where values are weighed by bfloat16: of the softmax, times a value's own factor, rounded once."""
-    p = decode_of(**given)
-    p = p._replace(**{name: getattr(p, name).double() for name in FACTORS})
-    scores = torch.einsum("bnhd,bmhd->bhm", product(p.aq, p.bq), product(p.ak, p.bk)) * p.scale
-    weights = softmax(scores, p.padding()).unsqueeze(3) * p.av.transpose(1, 2).nan_to_num() / p.ranks[2]
-    values = weights.bfloat16().double().flatten(2, 3) @ p.bv.flatten(1, 2).nan_to_num()
-    return {"output": values.unsqueeze(1).bfloat16()}
+def deviations_of(output: Tensor, expected: Tensor, backend: str, given: dict[str, Any]) -> list[str]:
+    """What is wrong with the output of a call. The heads of a sample are one for the bounds of bfloat16: a head's own
+    result is a single row, too short to judge the rounding of its factors."""
+    results, wanted = ({"output": x.flatten(2).unsqueeze(2)} for x in (output, expected))
+    return deviations(results, wanted, backend, lambda: {"output": yardstick(given).flatten(2).unsqueeze(2)})
+
+
+@rounded_products()
+def yardstick(given: dict[str, Any]) -> Tensor:
+    """The output, where bk bqᵀ and the weights of the values are rounded."""
+    return fulmen.tpa_decode(**given, backend="torch")
 
 
 def twice(target: Target, case: Case) -> list[str]:
