@@ -39,8 +39,9 @@ def test_an_operator_takes_its_folders_and_a_line_in_each_of_two_registries(oper
         if re.search(rf"fulmen\.(ops|lab\.operators)\.{operator.name}\b", path.read_text())
         and not str(path.relative_to(ROOT)).startswith(tuple(folders))
     }
-    # A suite, and what the lab computes of one, belong to the operator that they measure.
-    assert {path for path in elsewhere if "/lab/" not in path} == {"src/fulmen/__init__.py"}
+    # A suite, and what the lab computes of one, belong to the operator that they measure; sharding one is an addition.
+    others = {path for path in elsewhere if "/lab/" not in path} - {"src/fulmen/distributed/api.py"}
+    assert others == {"src/fulmen/__init__.py"}
 
 
 @pytest.mark.parametrize("operator", operators(), ids=lambda operator: operator.name)
@@ -66,7 +67,7 @@ def test_a_suite_takes_a_module_and_a_data_file():
     data = {path.stem for path in folder.glob("*.json")}
     assert data
     assert data <= modules
-    pattern = re.compile(r"\"(" + "|".join(data) + r")\"")
+    pattern = re.compile(r"\"(" + "|".join(data - {"state"}) + r")\"")  # a result is called that, too
     listing = {
         str(path.relative_to(ROOT / "src"))
         for path in (ROOT / "src/fulmen").rglob("*.py")

@@ -1,0 +1,105 @@
+"""Shards of tensors and of ``cu_seqlens``, and the whole of them again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from fulmen.distributed.exchange import Gathering, Ranks, summed
+from fulmen.distributed.places import Place, packed_places
+from fulmen.ops.chunks.sequences import packed_bounds
+
+
+def shard_lengths(tokens: int, world: int) -> list[int]:
+    """As equal as they can be, the longer ones first."""
+    return [tokens // world + (rank < tokens % world) for rank in range(world)]
+
+
+def shard(
+    x: Tensor, *, group: dist.ProcessGroup | DeviceMesh, dim: int = 1, lengths: Sequence[int] | None = None
+) -> Tensor:
+    """This rank's part of a tensor that every rank has: a view, whose gradient is this rank's part.
+
+    Args:
+        x: the whole. dim: its axis of tokens.
+        group: the ranks, in the order of their shards.
+        lengths: of the shards; None: as equal as they can be.
+    """
+    ranks = Ranks(group)
+    lengths = _checked(lengths, x.shape[dim], ranks)
+    return x.narrow(dim, sum(lengths[: ranks.rank]), lengths[ranks.rank])
+
+
+def gather(x: Tensor, *, group: dist.ProcessGroup | DeviceMesh, dim: int = 1) -> Tensor:
+    """The whole of the ranks' shards, which may differ in length, on every rank; its gradient is the sum of all ranks'.
+
+    Args:
+        x: this rank's shard. dim: its axis of tokens; the others are the same on all ranks.
+        group: the ranks, in the order of their shards.
+    """
+    return _Gather.apply(x, Ranks(group), dim % x.ndim)
+
+
+def shard_cu_seqlens(
+    cu_seqlens: Tensor, *, group: dist.ProcessGroup | DeviceMesh, lengths: Sequence[int] | None = None
+) -> Place:
+    """Where this rank's shard lies among packed sequences: ``place.cu_seqlens(like)`` are its own, ``place.enters``
+    says whether the first of them began on an earlier rank. ``lengths`` as in :func:`shard`."""
+    ranks = Ranks(group)
+    bounds = packed_bounds(cu_seqlens, int(cu_seqlens[-1]))
+    return packed_places(_checked(lengths, bounds[-1], ranks), bounds)[ranks.rank]
+
+
+def gather_cu_seqlens(cu_seqlens: Tensor, enters: bool, *, group: dist.ProcessGroup | DeviceMesh) -> Tensor:
+    """The global ``cu_seqlens`` of the ranks' own ones.
+
+    Args:
+        cu_seqlens: this rank's.
+        enters: whether its first sequence began on an earlier rank.
+    """
+    ranks = Ranks(group)
+    device = ranks.device_of_facts(cu_seqlens.device)
+    counts = torch.tensor([len(cu_seqlens), enters], device=device)
+    sizes: list[list[int]] = Gathering(counts, ranks, "the counts of cu_seqlens").wait().tolist()
+    padded = torch.zeros(max(count for count, _ in sizes), dtype=torch.int64, device=device)
+    padded[: len(cu_seqlens)] = cu_seqlens
+    rows: list[list[int]] = Gathering(padded, ranks, "cu_seqlens").wait().tolist()
+    lengths: list[int] = []
+    for row, (count, continues) in zip(rows, sizes, strict=True):
+        here = [stop - start for start, stop in pairwise(row[:count])]
+        if continues and lengths:
+            lengths[-1] += here.pop(0)
+        lengths += here
+    return torch.tensor([0, *accumulate(lengths)], dtype=cu_seqlens.dtype, device=cu_seqlens.device)
+
+
+def _checked(lengths: Sequence[int] | None, tokens: int, ranks: Ranks) -> Sequence[int]:
+    if lengths is None:
+        return shard_lengths(tokens, ranks.world)
+    if len(lengths) != ranks.world or sum(lengths) != tokens or min(lengths) < 0:
+        raise ValueError(f"lengths must be {ranks.world} numbers that add up to {tokens}; got {list(lengths)}")
+    return lengths
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ranks: Ranks, dim: int) -> Tensor:
+        own = torch.tensor([x.shape[dim]], device=ranks.device_of_facts(x.device))
+        lengths = [row[0] for row in Gathering(own, ranks, "the lengths of shards").wait().tolist()]
+        ctx.ranks, ctx.dim, ctx.lengths = ranks, dim, lengths
+        padded = x.new_zeros(*x.shape[:dim], max(lengths), *x.shape[dim + 1 :])
+        padded.narrow(dim, 0, x.shape[dim]).copy_(x)
+        sent = Gathering(padded, ranks, "shards").wait()
+        return torch.cat([part.narrow(dim, 0, length) for part, length in zip(sent, lengths, strict=True)], dim)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        whole = summed(gradient.contiguous().clone(), ctx.ranks, "the gradients of shards")
+        start = sum(ctx.lengths[: ctx.ranks.rank])
+        return whole.narrow(ctx.dim, start, ctx.lengths[ctx.ranks.rank]), None, None

@@ -1,0 +1,269 @@
+"""What the ranks of a group owe each other: agreement, errors on all of them, and what is sent."""
+
+import os
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+import fulmen
+import fulmen.distributed as fd
+from fulmen.lab.crew import Crew, Raised
+
+N, H, D = 12, 2, 8
+
+
+def inputs(tokens=N, size=D, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(tokens)
+    return [torch.randn(1, tokens, H, size, generator=generator).to(dtype) for _ in range(3)]
+
+
+def call(group, changes):
+    """``changes`` are those of some ranks, by number."""
+    given = {"log_decay": torch.zeros(1, N, H), **changes.get(dist.get_rank(group), {})}
+    q, k, v = inputs(size=given.pop("size", D), dtype=given.pop("dtype", torch.float32))
+    k = given.pop("k", k)
+    if given.pop("delta", False):
+        return fd.delta_rule(q, k, v, torch.ones(1, N, H), group=group, **given)
+    return fd.linear_attention(q, k, v, group=group, **given)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({1: {"size": 4}}, "D must be the same on all ranks; got 8 on ranks 0, 2, 4 on rank 1"),
+        ({2: {"dtype": torch.bfloat16}}, "dtype of q, k and v must be the same on all ranks; got torch.float32"),
+        ({0: {"log_decay": torch.zeros(H)}}, "decay form of log_decay must be the same on all ranks; got head on"),
+        ({1: {"scale": 2.0}}, "scale must be the same on all ranks; got None on ranks 0, 2, 2.0 on rank 1"),
+        ({1: {"return_state": True}}, "return_state must be the same"),
+        ({1: {"delta": True}}, "operator must be the same on all ranks; got linear_attention on ranks 0, 2, "),
+        ({1: {"initial_state": torch.zeros(1, H, D, D)}}, "initial_state must be given by the first rank of the group"),
+        ({1: {"k": torch.zeros(1, N, H, D + 1)}}, "rank 1 refused its arguments: ValueError: k must have the last"),
+        ({1: {"cu_seqlens": torch.tensor([0, N])}}, "cu_seqlens must be the same on all ranks; got None on ranks 0, 2"),
+    ],
+    ids=["size", "dtype", "decay form", "scale", "state", "operator", "initial state", "refused", "packed"],
+)  # fmt: skip
+def test_a_mismatch_is_an_error_on_every_rank_by_name(crew, changes, expected):
+    start = time.monotonic()
+    for rank, found in enumerate(crew.run(3, call, changes)):
+        assert isinstance(found, Raised), (rank, found)
+        if "refused" in expected and rank == 1:
+            assert found.message.startswith("k must have the last dimension"), found
+        else:
+            assert expected in found.message, (rank, found.message)
+    assert time.monotonic() - start < 20
+    assert all(isinstance(x, torch.Tensor) for x in crew.run(3, call, {}))  # and nothing is left behind
+
+
+def die(group):
+    q, k, v = inputs()
+    if dist.get_rank(group) == 1:
+        os._exit(1)
+    return fd.linear_attention(q, k, v, group=group)
+
+
+def test_a_rank_that_dies_ends_the_others():
+    crew = Crew(3, timeout=60.0)
+    try:
+        crew.run(3, call, {})  # all have begun
+        start = time.monotonic()
+        found = crew.run(3, die)
+        assert time.monotonic() - start < 60  # the group's timeout
+        for rank in (0, 2):
+            assert found[rank].kind == "RuntimeError"
+            assert f"rank {rank} of 3 lost the others" in found[rank].message
+            assert "linear_attention" in found[rank].message
+    finally:
+        crew.close()
+
+
+def one_sided(group):
+    """Only one rank has anything that requires grad, and not of its own tokens."""
+    q, k, v = inputs()
+    rank = dist.get_rank(group)
+    state = torch.ones(1, H, D, D).requires_grad_() if rank == 0 else None
+    output = fd.linear_attention(q, k, v, group=group, initial_state=state)
+    output.sum().backward()
+    return None if state is None else state.grad
+
+
+def test_gradients_that_one_rank_alone_requests(crew):
+    found = crew.run(3, one_sided)[0]
+    q, k, v = (torch.cat([x] * 3, 1) for x in inputs())
+    state = torch.ones(1, H, D, D).requires_grad_()
+    fulmen.linear_attention(q, k, v, initial_state=state).sum().backward()
+    torch.testing.assert_close(found, state.grad, rtol=1e-5, atol=1e-5)
+
+
+def decay_gradient(group, reduce):
+    q, k, v = inputs()
+    log_decay = torch.full((H,), -0.1).requires_grad_()
+    output = fd.linear_attention(q, k, v, group=group, log_decay=log_decay, reduce_decay_grad=reduce)
+    output.square().sum().backward()
+    return log_decay.grad
+
+
+def test_the_gradient_of_a_decay_per_head_is_summed_on_request(crew):
+    parts, summed = crew.run(3, decay_gradient, False), crew.run(3, decay_gradient, True)
+    assert not torch.equal(parts[0], parts[1])
+    for x in summed:
+        torch.testing.assert_close(x, sum(parts))
+
+
+def refused_reduction(group):
+    q, k, v = inputs()
+    return fd.linear_attention(q, k, v, group=group, log_decay=torch.zeros(1, N, H), reduce_decay_grad=True)
+
+
+def test_reduce_decay_grad_needs_a_decay_per_head(crew):
+    assert all("reduce_decay_grad must be False unless" in x.message for x in crew.run(2, refused_reduction))
+
+
+# ---- groups ----------------------------------------------------------------------------------------------------------
+
+
+def on_a_mesh(group):
+    """Two sequences, each on two ranks: data parallel and sequence parallel."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "sequence"))
+    sample, part = mesh.get_local_rank("data"), mesh.get_local_rank("sequence")
+    q, k, v = (x[:, part * 6 : part * 6 + 6] + sample for x in inputs())
+    with pytest.raises(ValueError, match="one dimension"):
+        fd.linear_attention(q, k, v, group=mesh)
+    assert isinstance(mesh["sequence"], DeviceMesh)
+    return fd.linear_attention(q, k, v, group=mesh["sequence"])
+
+
+def test_a_mesh_of_two_dimensions(crew):
+    found = crew.run(4, on_a_mesh)
+    for sample in range(2):
+        q, k, v = (x + sample for x in inputs())
+        whole = torch.cat(found[2 * sample : 2 * sample + 2], 1)
+        torch.testing.assert_close(whole, fulmen.linear_attention(q, k, v), rtol=1e-5, atol=1e-5)
+
+
+def test_a_group_is_required():
+    with pytest.raises(TypeError, match=r"group must be a torch\.distributed\.ProcessGroup.*group\.WORLD"):
+        fd.linear_attention(*inputs(), group=None)
+
+
+def alone(group):
+    q, k, v = inputs()
+    return fd.linear_attention(q, k, v, group=group, return_state=True)
+
+
+def test_one_rank(crew):
+    ((output, state),) = crew.run(1, alone)
+    expected = fulmen.linear_attention(*inputs(), return_state=True)
+    torch.testing.assert_close((output, state), expected)
+
+
+# ---- what is around it -----------------------------------------------------------------------------------------------
+
+
+def compiled(group):
+    """A layer whose local part is compiled; the ranks meet between two graphs."""
+    torch.manual_seed(0)
+    into, out = torch.nn.Linear(6, 3 * H * D), torch.nn.Linear(H * D, 6)
+    x = torch.randn(1, N, 6) + dist.get_rank(group)
+
+    def layer(x):
+        q, k, v = into(x).unflatten(-1, (3, H, D)).unbind(2)
+        return out(fd.linear_attention(q.sigmoid(), k, v, group=group).flatten(2))
+
+    found = []
+    for function in (layer, torch.compile(layer, backend="aot_eager")):
+        y = function(x)
+        found.append([y.detach(), *torch.autograd.grad(y.square().sum(), [*into.parameters(), *out.parameters()])])
+    return found
+
+
+def test_the_local_part_may_be_compiled(crew):
+    for eager, graph in crew.run(2, compiled):
+        torch.testing.assert_close(eager, graph)
+
+
+def sent_bytes(group, tokens, operator):
+    """Of each tensor that is gathered, beside what the ranks agree on."""
+    from fulmen.distributed import exchange
+
+    found, gather = [], exchange._all_gather
+
+    def counting(output, own, **options):
+        found.append(own.nbytes)
+        return gather(output, own, **options)
+
+    exchange._all_gather = counting
+    try:
+        q, k, v = (torch.randn(1, tokens, H, D).requires_grad_() for _ in range(3))
+        if operator == "delta":
+            y = fd.delta_rule(q, k, v, torch.ones(1, tokens, H), group=group, normalize_qk=True)
+        else:
+            shape = {"none": None, "head": (H,), "token": (1, tokens, H), "channel": (1, tokens, H, D)}[operator]
+            y = fd.linear_attention(q, k, v, group=group, log_decay=None if shape is None else -torch.ones(shape))
+        forward = found.copy()
+        y.sum().backward()
+    finally:
+        exchange._all_gather = gather
+    return forward, found[len(forward) :]
+
+
+@pytest.mark.parametrize(
+    ("operator", "beside"), [("none", 0), ("head", 1), ("token", 1), ("channel", D), ("delta", D * D)]
+)
+def test_what_is_sent_does_not_depend_on_the_length(crew, operator, beside):
+    """One gathering each way, of B·H·(D·E + decay) floats, and before it 32 bytes of agreement."""
+    for tokens in (16, 100):
+        for forward, backward in crew.run(3, sent_bytes, tokens, operator):
+            assert forward == [32, 4 * H * (D * D + beside)]
+            assert backward == [4 * H * D * D]
+
+
+def sharding(group, lengths):
+    whole = torch.arange(60.0).view(2, 10, 3).requires_grad_()
+    part = fd.shard(whole, group=group, lengths=lengths)
+    again = fd.gather(part * 2, group=group)
+    weights = torch.arange(60.0).view(2, 10, 3)
+    (again * weights).sum().backward()
+    cu_seqlens = torch.tensor([0, 2, 2, 9, 10], dtype=torch.int32)
+    place = fd.shard_cu_seqlens(cu_seqlens, group=group, lengths=lengths)
+    back = fd.gather_cu_seqlens(place.cu_seqlens(cu_seqlens), place.enters, group=group)
+    return part.detach(), again.detach(), whole.grad, back
+
+
+@pytest.mark.parametrize("lengths", [None, [1, 7, 2], [3, 6, 1]])
+def test_shard_and_gather(crew, lengths):
+    whole = torch.arange(60.0).view(2, 10, 3)
+    parts = crew.run(3, sharding, lengths)
+    assert torch.equal(torch.cat([part[0] for part in parts], 1), whole)
+    for _, again, _, back in parts:
+        assert torch.equal(again, 2 * whole)
+        assert back.tolist() == [0, 2, 2, 9, 10]
+        assert back.dtype == torch.int32
+    # Each of three ranks has the whole in its loss, and its own part of the gradient.
+    assert torch.equal(sum(part[2] for part in parts), 3 * 2 * whole)
+
+
+def test_lengths_must_fit(crew):
+    assert all("lengths must be 2 numbers that add up to 10" in x.message for x in crew.run(2, sharding, [1, 2]))
+
+
+def parts(group, lengths):
+    """The exposed parts, put together by hand: what :func:`walk` does."""
+    ranks = fd.Ranks(group)
+    q, k, v = (fd.shard(x, group=group, lengths=lengths) for x in inputs())
+    place = fd.whole_place(ranks.rank, lengths[ranks.rank])
+    piece = fd.AttentionShard(q, k, v, -torch.ones(H), None, None, None, "auto", "auto", place)
+    summary = piece.summarise()
+    sent = fd.Gathering(summary.sent(), ranks, "states").wait()
+    places = [fd.whole_place(i, n) for i, n in enumerate(lengths)]
+    summaries = [summary.received(x, n) for x, n in zip(sent, lengths, strict=True)]
+    return piece.run(fd.entering_state(summaries, places, ranks.rank) if place.enters else None)[0]
+
+
+def test_the_parts_by_hand(crew):
+    found = torch.cat(crew.run(3, parts, [5, 0, 7]), 1)
+    torch.testing.assert_close(
+        found, fulmen.linear_attention(*inputs(), log_decay=-torch.ones(H)), rtol=1e-5, atol=1e-5
+    )
