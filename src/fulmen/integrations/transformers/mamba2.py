@@ -1,8 +1,6 @@
 """The functions that transformers' Mamba-2 mixers call, under their names and with their arguments.
 
-    h_t = exp(A dt_t) h_{t-1} + dt_t x_t B_tᵀ,   y_t = h_t C_t + D x_t
-
-is linear attention with q = C, k = B, v = x · dt and the log-decay A · dt; h is the transpose of its state.
+How that is linear attention: fulmen.nn.mamba2.
 """
 
 from __future__ import annotations
@@ -10,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.nn.functional import silu, softplus
+from torch.nn.functional import silu
 
 import fulmen
 from fulmen.integrations.transformers.recurrence import over_rows
-
-UNLIMITED = (0.0, float("inf"))
+from fulmen.nn.gates import step_size
+from fulmen.nn.mamba2 import UNLIMITED, weighed, with_skip
 
 
 def mamba2_chunk_scan(
@@ -39,14 +36,14 @@ def mamba2_chunk_scan(
     ``[H]``, states ``[B, H, P, S]``. ``chunk_size`` is transformers' own; the operator has its own chunks."""
     if kwargs.get("z") is not None:
         raise ValueError("z is not supported")
-    dt = _step_size(dt, dt_bias, dt_softplus)
+    dt = step_size(dt, dt_bias, dt_softplus=dt_softplus)
     if not dt_softplus or tuple(dt_limit) != UNLIMITED:
         dt = dt.clamp(*dt_limit)
-    v = hidden_states * dt.to(hidden_states.dtype).unsqueeze(-1)
+    v = weighed(hidden_states, dt)
     state = None if initial_states is None else initial_states.transpose(-1, -2)
     output, state = over_rows(fulmen.linear_attention, C, B, v, log_decay=dt * A, state=state, packed=kwargs, scale=1.0)
     if D is not None:
-        output = _with_skip(output, hidden_states, D.unsqueeze(-1))
+        output = with_skip(output, hidden_states, D.unsqueeze(-1))
     return (output, state.transpose(-1, -2)) if return_final_states else output
 
 
@@ -67,17 +64,17 @@ def mamba2_selective_state_update(
     dt ``[B, H, P]``, A ``[H, P, S]`` and dt_bias ``[H, P]`` are one number for each head, expanded."""
     dt, A = _of_head("dt", dt, 1), _of_head("A", A, 2)
     dt_bias = None if dt_bias is None else _of_head("dt_bias", dt_bias, 1)
-    dt = _step_size(dt, dt_bias, dt_softplus)
+    dt = step_size(dt, dt_bias, dt_softplus=dt_softplus)
     output = fulmen.linear_attention_step(
         C,
         B,
-        hidden_states * dt.to(hidden_states.dtype).unsqueeze(-1),
+        weighed(hidden_states, dt),
         state.transpose(-1, -2),
         log_decay=dt * A,
         scale=1.0,
     )
     if D is not None:
-        output = _with_skip(output, hidden_states, D)
+        output = with_skip(output, hidden_states, D)
     return output if z is None else output * silu(z)
 
 
@@ -105,19 +102,6 @@ def mamba2_split_conv1d_scan_combined(
     """No fused kernel: the mixer goes on to the functions above. (transformers' own also answers None on a CPU, but
     refuses packed sequences before it does.)"""
     return
-
-
-def _step_size(dt: Tensor, dt_bias: Tensor | None, dt_softplus: bool) -> Tensor:
-    """In float32 at least: it is the exponent of a decay."""
-    dt = dt if dt.dtype == torch.float64 else dt.float()
-    if dt_bias is not None:
-        dt = dt + dt_bias
-    return softplus(dt) if dt_softplus else dt
-
-
-def _with_skip(output: Tensor, x: Tensor, D: Tensor) -> Tensor:
-    """``output + D x``, in one pass."""
-    return output.addcmul_(x, D.to(output.dtype))
 
 
 def _of_head(name: str, x: Tensor, expanded: int) -> Tensor:

@@ -10,6 +10,7 @@ from transformers.cache_utils import DynamicLayer
 
 import fulmen
 from fulmen.integrations.transformers.recurrence import over_rows
+from fulmen.nn.lightning_attention import split_heads
 
 
 def lightning_attention(
@@ -27,7 +28,7 @@ def lightning_attention(
     qkv = self.act_fn(self.qkv_proj(hidden_states))
     if attention_mask is not None:
         qkv = qkv * attention_mask.unsqueeze(-1).to(qkv.dtype)
-    q, k, v = qkv.unflatten(-1, (self.num_attention_heads, 3 * self.head_dim)).split(self.head_dim, dim=-1)
+    q, k, v = split_heads(qkv, self.num_attention_heads)
     state = None if past_key_values is None else past_key_values.get_linear_cache(self.layer_idx)
     log_decay = -self.slope_rate.flatten()
     if qkv.shape[1] == 1 and state is not None and not torch.is_grad_enabled():

@@ -50,6 +50,25 @@ class TPACache:
             raise RuntimeError("an empty TPACache has no lengths: call append first")
         return self._uniform_lengths(self._factors["ak"])
 
+    @property
+    def rows(self) -> int | None:
+        """How many samples there are. None: it is empty."""
+        return self._factors["ak"].shape[0] if self._factors else None
+
+    @property
+    def nbytes(self) -> int:
+        """Of all that it has room for."""
+        return sum(x.nbytes for x in self._factors.values())
+
+    @property
+    def factors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """ak, av, bk, bv ``[B, M, ...]``, M tokens for the longest sample: views, in which what is after a sample's
+        length is of whatever value."""
+        if not self._factors:
+            raise RuntimeError("an empty TPACache has no factors: call append first")
+        ak, av, bk, bv = (self._factors[name][:, : self._tokens] for name in ("ak", "av", "bk", "bv"))
+        return ak, av, bk, bv
+
     def append(self, ak: Tensor, av: Tensor, bk: Tensor, bv: Tensor, *, lengths: Tensor | None = None) -> None:
         """Add N tokens to each sample.
 
@@ -89,13 +108,51 @@ class TPACache:
         Returns:
             ``[B, 1, H, E]``; see :func:`fulmen.tpa_decode` for this and the options.
         """
-        if not self._factors:
-            raise RuntimeError("an empty TPACache has no sizes to decode with: call append first")
-        ak, av, bk, bv = (self._factors[name][:, : self._tokens] for name in ("ak", "av", "bk", "bv"))
+        ak, av, bk, bv = self.factors
         aq, bq = self._as_autocast_wants(aq, bq)
         # Autocast would cast the whole cache again for every token.
         with torch.autocast(ak.device.type, enabled=False) if autocast_enabled(ak) else nullcontext():
             return tpa_decode(aq, ak, av, bq, bk, bv, scale=scale, seqlens=self._lengths, split=split, backend=backend)
+
+    def select(self, rows: Tensor | list[int] | slice) -> TPACache:
+        """A cache of the samples at these rows, in this order."""
+        chosen = TPACache(self._capacity)
+        chosen._tokens = self._tokens
+        chosen._factors = {name: x[rows].clone() for name, x in self._factors.items()}
+        chosen._lengths = None if self._lengths is None else self._lengths[rows].clone()
+        return chosen
+
+    def join(self, other: TPACache) -> TPACache:
+        """A cache of these samples, then those of ``other``."""
+        joined = self.select(slice(None))
+        if other.rows is None:
+            return joined
+        if self.rows is None:
+            return other.select(slice(None))
+        joined._reserve(joined._factors, other._tokens)
+        for name, x in joined._factors.items():
+            added = x.new_empty(other.rows, *x.shape[1:])
+            added[:, : other._tokens] = other._factors[name][:, : other._tokens]
+            joined._factors[name] = torch.cat((x, added))
+        joined._tokens = max(self._tokens, other._tokens)
+        if self._tokens != other._tokens or self._lengths is not None or other._lengths is not None:
+            joined._lengths = torch.cat((self.lengths, other.lengths))
+        return joined
+
+    def place(self, rows: Tensor | list[int], other: TPACache) -> None:
+        """Put the samples of ``other`` into these rows, in place of those that are there."""
+        lengths = self.lengths
+        lengths[rows] = other.lengths
+        self._reserve(self._factors, other._tokens)
+        for name, x in self._factors.items():
+            x[rows, : other._tokens] = other._factors[name][:, : other._tokens]
+        self._tokens, self._lengths = max(self._tokens, other._tokens), lengths
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{name} {list(x.shape)}" for name, x in self._factors.items())
+        return (
+            f"TPACache: {self._tokens} tokens of {self.rows or 0} rows, room for {self._capacity}; {sizes or 'empty'}"
+        )
 
     def _as_autocast_wants(self, *factors: Tensor) -> tuple[Tensor, ...]:
         """In its dtype, but the cache keeps the one it has."""

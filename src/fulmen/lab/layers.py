@@ -1,0 +1,139 @@
+"""Small models of fulmen.nn's layers: what of their time is neither a matrix product nor an operator of ours."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import profile, record_function
+
+import fulmen
+from fulmen.lab.bench.figures import Call, Figure
+from fulmen.lab.bench.measure import interleaved
+from fulmen.nn import GatedDeltaNet, GatedLinearAttention, LayerCache, RMSNorm
+from fulmen.nn.mixer import Mixer
+
+HIDDEN, LAYERS, LENGTH = 512, 4, 1024
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")
+OURS = "fulmen::"
+STEPS = ("causal_conv1d_step", "linear_attention_step", "delta_rule_step")
+MIXERS: dict[str, Callable[[], Mixer]] = {
+    "GLA": partial(GatedLinearAttention, HIDDEN, 4),
+    "GDN": partial(GatedDeltaNet, HIDDEN, 4),
+}
+
+
+class Model(nn.Module):
+    """Norm, mixer and residual, layer by layer: without MLPs, whose products would only make the rest look less."""
+
+    def __init__(self, mixer: Callable[[], Mixer]) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(RMSNorm(HIDDEN) for _ in range(LAYERS))
+        self.mixers = nn.ModuleList(mixer() for _ in range(LAYERS))
+
+    def forward(self, x: Tensor, caches: list[LayerCache] | None = None) -> Tensor:
+        for i, (norm, mixer) in enumerate(zip(self.norms, self.mixers, strict=True)):
+            x = x + mixer(norm(x), cache=None if caches is None else caches[i])
+        return x
+
+
+def model(name: str) -> Model:
+    torch.manual_seed(0)
+    return Model(MIXERS[name])
+
+
+def training_step(name: str) -> Call:
+    """Forward, backward, AdamW."""
+    made, x = model(name), torch.randn(1, LENGTH, HIDDEN)
+    optimizer = torch.optim.AdamW(made.parameters(), fused=True)
+
+    @torch.enable_grad()
+    def step() -> None:
+        optimizer.zero_grad()
+        made(x).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def shares(step: Call, repeats: int = 5) -> dict[str, float]:
+    """Parts of the time of a step, by what takes it, the largest first."""
+    for _ in range(2):
+        step()
+    with profile() as profiled:
+        for _ in range(repeats):
+            with record_function("step"):
+                step()
+    spent: Counter[str] = Counter()
+    (whole,) = (event for event in profiled.key_averages() if event.key == "step")
+    for event in profiled.events():
+        if event.name == "step" or _inside(event):
+            continue
+        if event.name in PRODUCTS:
+            spent["products"] += event.cpu_time_total
+        elif event.name.startswith(OURS):
+            spent["operators"] += event.cpu_time_total
+        else:
+            spent[event.name] += event.self_cpu_time_total
+    spent["Python"] = whole.cpu_time_total - sum(spent.values())
+    return {what: time / whole.cpu_time_total for what, time in spent.most_common()}
+
+
+def _inside(event: Any) -> bool:
+    """Whether an event belongs to a product or to one of our operators."""
+    parent = event.cpu_parent
+    while parent is not None and parent.name not in PRODUCTS and not parent.name.startswith(OURS):
+        parent = parent.cpu_parent
+    return parent is not None
+
+
+def training() -> list[Figure]:
+    figures = []
+    for name in MIXERS:
+        found = shares(training_step(name))
+        outside = 100 * (1 - found["products"] - found["operators"])
+        what = f"training step of {LAYERS} {name} layers, C{HIDDEN} n{LENGTH}, outside of products and operators"
+        figures.append(Figure(what, outside, 45, 30, "%", True))
+    return figures
+
+
+def decode_step(name: str) -> dict[str, Call]:
+    """A decode step of one sequence, and its linear layers and operators alone, on what they had in one."""
+    made, token = model(name).eval(), torch.randn(1, 1, HIDDEN)
+    caches, calls = [LayerCache() for _ in range(LAYERS)], list[Call]()
+
+    def recorded(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def record(*args: Any, **options: Any) -> Tensor:
+            calls.append(partial(function, *args, **options))
+            return function(*args, **options)
+
+        return record
+
+    def linear(module: nn.Module, args: tuple[Any, ...]) -> None:
+        calls.append(partial(module.forward, *args))
+
+    made(torch.randn(1, 16, HIDDEN), caches)
+    hooks = [m.register_forward_pre_hook(linear) for m in made.modules() if isinstance(m, nn.Linear)]
+    replaced: dict[str, Any] = {step: recorded(getattr(fulmen, step)) for step in STEPS}
+    with patch.multiple(fulmen, **replaced):
+        made(token, caches)
+    for hook in hooks:
+        hook.remove()
+    return {"step": lambda: made(token, caches), "parts": lambda: [call() for call in calls]}
+
+
+def decoding() -> list[Figure]:
+    figures = []
+    for name in MIXERS:
+        t = interleaved(decode_step(name), seconds=2.0, repeats=100)
+        what = f"decode step of {LAYERS} {name} layers, C{HIDDEN} B1, over its linear layers and operators"
+        figures.append(Figure(what, t["step"].median / t["parts"].median, 1.3, 1.15, "x", True))
+    return figures
+
+
+LIMITS = (training, decoding)

@@ -1,0 +1,100 @@
+"""The mixer of Mamba-2: convolution, scan, gated norm.
+
+    h_t = exp(A dt_t) h_{t-1} + dt_t x_t B_tᵀ,   y_t = h_t C_t + D x_t
+
+is linear attention with q = C, k = B, v = x · dt and the log-decay A · dt; h is the transpose of its state.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fulmen.nn.call import Call
+from fulmen.nn.gates import decay_rate, initial_dt_bias, step_size
+from fulmen.nn.mixer import Mixer, check_heads
+from fulmen.nn.norms import RMSNorm
+from fulmen.nn.short_conv import ShortConv
+from fulmen.runtime.checks import check_count
+
+UNLIMITED = (0.0, float("inf"))
+
+
+class Mamba2(Mixer):
+    """Loads the weights of transformers' Mamba2Mixer.
+
+    Args:
+        hidden_size: of the tokens.
+        num_heads: H; None: as many as make H · head_dim twice hidden_size.
+        head_dim: channels of x for each head, the value size.
+        state_size: channels of B and C, the key size.
+        num_groups: how many heads B and C have; each is shared by H / num_groups.
+        conv_size: width of the convolution. conv_bias: whether it has a bias. bias: whether the projections do.
+        time_step_limit: least and most of dt.
+        norm_eps: of the norm.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int | None = None,
+        *,
+        head_dim: int = 64,
+        state_size: int = 128,
+        num_groups: int = 1,
+        conv_size: int = 4,
+        conv_bias: bool = True,
+        bias: bool = False,
+        time_step_limit: tuple[float, float] = UNLIMITED,
+        norm_eps: float = 1e-5,
+    ) -> None:
+        super().__init__()
+        for name, count in (("head_dim", head_dim), ("state_size", state_size), ("num_groups", num_groups)):
+            check_count(name, count)
+        if num_heads is None:
+            check_heads(**{"2 * hidden_size": 2 * hidden_size, "head_dim": head_dim})
+            num_heads = 2 * hidden_size // head_dim
+        check_count("num_heads", num_heads)
+        check_heads(num_heads=num_heads, num_groups=num_groups)
+        self.hidden_size, self.num_heads, self.head_dim = hidden_size, num_heads, head_dim
+        self.state_size, self.num_groups, self.time_step_limit = state_size, num_groups, tuple(time_step_limit)
+        inner = num_heads * head_dim
+        self._convolved = [inner, num_groups * state_size, num_groups * state_size]
+        channels = sum(self._convolved)
+        self.in_proj = nn.Linear(hidden_size, inner + channels + num_heads, bias=bias)
+        self.conv1d = ShortConv(channels, conv_size, conv_bias)
+        self.dt_bias = nn.Parameter(initial_dt_bias(num_heads))
+        self.A_log = nn.Parameter(torch.arange(1.0, num_heads + 1).log())
+        self.D = nn.Parameter(torch.ones(num_heads))
+        self.norm = RMSNorm(inner, norm_eps, gate="silu", gate_first=True)
+        self.out_proj = nn.Linear(inner, hidden_size, bias=bias)
+
+    def mix(self, x: Tensor, call: Call) -> Tensor:
+        gate, channels, dt = self.in_proj(x).split(
+            [self.num_heads * self.head_dim, sum(self._convolved), self.num_heads], dim=-1
+        )
+        x, B, C = self.conv1d(channels, call).split(self._convolved, dim=-1)
+        x = x.unflatten(-1, (self.num_heads, self.head_dim))
+        B, C = (y.unflatten(-1, (self.num_groups, self.state_size)) for y in (B, C))
+        dt = step_size(dt, self.dt_bias)
+        if self.time_step_limit != UNLIMITED:
+            dt = dt.clamp(*self.time_step_limit)
+        output = call.linear_attention(C, B, weighed(x, dt), dt * decay_rate(self.A_log), scale=1.0)
+        output = with_skip(output, x, self.D.unsqueeze(-1))
+        return self.out_proj(self.norm(output.flatten(-2), gate))
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.hidden_size}, heads={self.num_heads}, key size={self.state_size}, value size={self.head_dim}, "
+            f"groups={self.num_groups}"
+        )
+
+
+def weighed(x: Tensor, dt: Tensor) -> Tensor:
+    """x · dt ``[..., H, P]``, with one dt for each head, in x's dtype: the values."""
+    return x * dt.to(x.dtype).unsqueeze(-1)
+
+
+def with_skip(output: Tensor, x: Tensor, D: Tensor) -> Tensor:
+    """``output + D x``, in one pass; output is overwritten."""
+    return output.addcmul_(x, D.to(output.dtype))

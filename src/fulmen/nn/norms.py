@@ -1,0 +1,137 @@
+"""RMSNorm, with or without a gate.
+
+    y = weight · n ⊙ act(gate),   n = x / sqrt(mean(x²) + eps)          the gate after the norm
+    y = weight · n,               n of x ⊙ act(gate)                    the gate first
+
+torch's own rms_norm is a chain of elementwise functions on a CPU, each of which autograd keeps: here forward and
+backward are written out, and keep x, gate and one number for each row. A compiler fuses the formula better than that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import sigmoid, silu
+
+from fulmen.runtime.checks import check_choice, check_count
+from fulmen.runtime.tensors import state_dtype
+
+ACTIVATIONS = {"silu": silu, "sigmoid": sigmoid}
+
+
+class RMSNorm(nn.Module):
+    """RMSNorm over the last dimension, computed in float32 (float64 for float64 inputs).
+
+    Args:
+        size: of the last dimension.
+        eps: is added to the mean of squares.
+        gate: "silu" or "sigmoid" of a second argument of forward is a factor; None: there is none.
+        gate_first: what is normalised is x times the gate, as in Mamba-2.
+    """
+
+    def __init__(self, size: int, eps: float = 1e-5, *, gate: str | None = None, gate_first: bool = False) -> None:
+        super().__init__()
+        check_count("size", size)
+        if gate is not None:
+            check_choice("gate", gate, tuple(ACTIVATIONS))
+        self.size, self.eps, self.gate, self.gate_first = size, eps, gate, gate_first
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
+        """x and gate ``[..., size]``; the result has x's dtype."""
+        if (gate is None) != (self.gate is None):
+            raise ValueError(
+                f"gate must be {'None' if self.gate is None else 'a tensor'} here; got {type(gate).__name__}"
+            )
+        dtype = state_dtype(x.dtype)
+        weight = self.weight.to(dtype)
+        given = None if gate is None else gate.to(dtype)
+        if torch.compiler.is_compiling():
+            compute: Any = formula
+        else:
+            compute = _Norm.apply if torch.is_grad_enabled() else _forward
+        y = compute(x.to(dtype), given, weight, self.eps, self.gate, self.gate_first)
+        return (y if isinstance(y, Tensor) else y[0]).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        gate = "" if self.gate is None else f", gate={self.gate}{' first' if self.gate_first else ''}"
+        return f"{self.size}, eps={self.eps}{gate}"
+
+
+def formula(
+    x: Tensor, gate: Tensor | None, weight: Tensor, eps: float, activation: str | None, gate_first: bool
+) -> Tensor:
+    factor = None if gate is None or activation is None else ACTIVATIONS[activation](gate)
+    if factor is not None and gate_first:
+        x = x * factor
+    y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+    return y if factor is None or gate_first else y * factor
+
+
+def _forward(
+    x: Tensor, gate: Tensor | None, weight: Tensor, eps: float, activation: str | None, gate_first: bool
+) -> tuple[Tensor, Tensor]:
+    """The result, and what each row was multiplied by."""
+    factor = None if gate is None or activation is None else ACTIVATIONS[activation](gate)
+    normed = x if factor is None or not gate_first else x * factor
+    norm = torch.linalg.vector_norm(normed, dim=-1, keepdim=True)
+    # norm² / size + eps in one function: of a decoded token, calling them takes longer than what they do
+    least = torch.scalar_tensor(eps, dtype=x.dtype, device=x.device)
+    rate = torch.addcmul(least, norm, norm, value=1 / x.shape[-1]).rsqrt_()
+    y = (normed * rate).mul_(weight)
+    return (y if factor is None or gate_first else y.mul_(factor)), rate
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        gate: Tensor | None,
+        weight: Tensor,
+        eps: float,
+        activation: str | None,
+        gate_first: bool,
+    ) -> Tensor:
+        ctx.activation, ctx.gate_first = activation, gate_first
+        y, rate = _forward(x, gate, weight, eps, activation, gate_first)
+        ctx.save_for_backward(x, gate, weight, rate)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, gate, weight, rate = ctx.saved_tensors
+        dgate = None
+        if gate is None:
+            dx, dweight = _backward(dy, x, rate, weight)
+        else:
+            factor = ACTIVATIONS[ctx.activation](gate)
+            if ctx.gate_first:
+                dnormed, dweight = _backward(dy, x * factor, rate, weight)
+                dgate = _through(ctx.activation, x * dnormed, gate, factor)
+                dx = dnormed.mul_(factor)
+            else:
+                dgate = _through(ctx.activation, (x * rate).mul_(weight).mul_(dy), gate, factor)
+                dx, dweight = _backward(factor.mul_(dy), x, rate, weight)
+        return dx, dgate, dweight, None, None, None
+
+
+def _backward(dy: Tensor, x: Tensor, rate: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of x and weight through ``weight · x · rate``."""
+    n = x * rate
+    product = dy * n
+    dweight = product.flatten(0, -2).sum(0)
+    mean = product @ weight.unsqueeze(-1) / x.shape[-1]  # of dy · weight · n, over a row
+    dx = torch.mul(dy, weight, out=product).sub_(n.mul_(mean)).mul_(rate)
+    return dx, dweight
+
+
+def _through(activation: str, grad: Tensor, gate: Tensor, factor: Tensor) -> Tensor:
+    """The gradient of ``gate``, given that of ``factor``, its activation."""
+    if activation == "silu":
+        return torch.ops.aten.silu_backward(grad, gate)
+    return torch.ops.aten.sigmoid_backward(grad, factor)
