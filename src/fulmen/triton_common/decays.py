@@ -16,11 +16,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fulmen.triton_common.mirrored import by_column, by_row
 from fulmen.triton_common.operands import load_rows, row_of
 from fulmen.triton_common.products import sum_where
 
 # e^FORGET is 0, as for -inf; but 0 · FORGET is 0 too, and a bfloat16 holds it whole.
 FORGET = tl.constexpr(-(2.0**100))
+# The same for sums in base 2 that are subtracted: 2^FORGOTTEN is 0, and 128 of them are known to a sixteenth.
+FORGOTTEN = tl.constexpr(-(2.0**12))
+TO_SIXTEENTHS = tl.constexpr(1.5 * 2.0**19)  # added to a float32 below 2^18, it leaves multiples of 1/16
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -93,6 +98,46 @@ def pair_weights(logs, rows, PER_TOKEN: tl.constexpr, BACKWARD: tl.constexpr):
     else:
         sums = tl.cumsum(tl.where(others, logs[:, None], 0.0), 0)
     return tl.exp(sums)
+
+
+@triton.jit
+def exponents(
+    decay, batch, token, head, rows, valid,
+    C: tl.constexpr, PER_TOKEN: tl.constexpr, BACKWARD: tl.constexpr, MIRRORED: tl.constexpr,
+):  # fmt: skip
+    """Sums of a scalar decay's logarithms, in base 2: from each row of a chunk to where the state enters, to where it
+    leaves (``[C]`` each), between two rows (``[C, C]``, 0 where the row does not read the column), and of all.
+
+    Tokens beyond the end do not decay. Sums between tokens are differences of sums from the start of the chunk, which
+    is exact because these are kept in two parts: multiples of a sixteenth, which float32 adds and subtracts without
+    rounding, and what is left of each logarithm. So a decay of -90 takes no digits from those beside it, and -inf is
+    but a large number.
+    """
+    i, j = by_row(rows, MIRRORED), by_column(rows, MIRRORED)
+    causal = i <= j if BACKWARD else i >= j
+    if PER_TOKEN:
+        pointers = row_of(decay, batch, token, head) + rows * decay.token
+        logs = tl.load(pointers, mask=rows < valid, other=0.0).to(tl.float32) * LOG2_E
+        logs = tl.where(logs < FORGOTTEN, FORGOTTEN, logs)  # NaN stays
+        coarse = (logs + TO_SIXTEENTHS) - TO_SIXTEENTHS
+        fine = logs - coarse
+        of_all, of_all_fine = tl.sum(coarse, 0), tl.sum(fine, 0)
+        coarse, fine = tl.cumsum(coarse, 0), tl.cumsum(fine, 0)
+        before, after = coarse + fine, (of_all - coarse) + (of_all_fine - fine)
+        total = of_all + of_all_fine
+        between = by_row(coarse, MIRRORED) - by_column(coarse, MIRRORED)
+        between_fine = by_row(fine, MIRRORED) - by_column(fine, MIRRORED)
+        between = -(between + between_fine) if BACKWARD else between + between_fine
+    else:
+        log = tl.load(decay.pointer + head).to(tl.float32) * LOG2_E
+        log = tl.where(log < FORGOTTEN, FORGOTTEN, log)
+        count = tl.minimum(valid, C)
+        before = log * tl.minimum(rows + 1, count).to(tl.float32)
+        after = log * tl.maximum(count - 1 - rows, 0).to(tl.float32)
+        total = log * count.to(tl.float32)
+        between = log * tl.abs(i - j).to(tl.float32)
+    between = tl.where(causal, between, 0.0)
+    return (after, before, between, total) if BACKWARD else (before, after, between, total)
 
 
 @triton.jit

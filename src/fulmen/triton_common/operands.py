@@ -117,26 +117,62 @@ def chunk_index(partition, sequence, start, t, C: tl.constexpr):
 
 
 @triton.jit
+def chunk_place(partition, number, chunks, sequences, C: tl.constexpr):
+    """(batch, first token, valid tokens) of a chunk by its number, as int64: what :func:`chunk_index` gave it, plus
+    ``chunks`` for each sample before. Of packed sequences, numbers without a chunk have no valid tokens."""
+    if partition.cu_seqlens is None:
+        batch = (number // chunks).to(tl.int64)
+        first = (number % chunks).to(tl.int64) * C
+        valid = partition.length - first
+    else:
+        batch = number.to(tl.int64) * 0
+        found, beyond = number * 0, number * 0 + sequences
+        while beyond - found > 1:  # the last sequence whose first chunk has no higher number
+            middle = (found + beyond) // 2
+            before = tl.load(partition.cu_seqlens + middle) // C + middle <= number
+            found, beyond = tl.where(before, middle, found), tl.where(before, beyond, middle)
+        start = tl.load(partition.cu_seqlens + found).to(tl.int64)
+        first = start + (number - (start // C + found)) * C
+        valid = tl.load(partition.cu_seqlens + found + 1) - first
+    return batch, first, valid
+
+
+@triton.jit
 def row_of(x, batch, token, head):
     """Where the row of ``token`` starts."""
     return x.pointer + (batch * x.batch + (head // x.share).to(tl.int64) * x.head) + token * x.token
 
 
 @triton.jit
-def load_rows(x, batch, token, head, rows, valid, columns):
+def load_rows(x, batch, token, head, rows, valid, columns, WHOLE: tl.constexpr = False):
     """``[C, K]``: ``rows`` after ``token``; zeros outside of the ``valid`` ones and of the tensor.
 
-    With ``columns`` in slices (:func:`slices`), ``[S, C, K / S]``.
+    With ``columns`` in slices (:func:`slices`), ``[S, C, K / S]``. ``WHOLE``: the tensor has all the columns.
     """
     rows, columns = rows[:, None], tl.expand_dims(columns, -2)
     pointers = row_of(x, batch, token, head) + rows * x.token + columns
-    return tl.load(pointers, mask=(rows < valid) & (columns < x.size), other=0.0)
+    mask = rows < valid if WHOLE else (rows < valid) & (columns < x.size)
+    return tl.load(pointers, mask=mask, other=0.0)
 
 
 @triton.jit
-def store_rows(x, batch, token, head, rows, valid, columns, values):
-    pointers = row_of(x, batch, token, head) + rows[:, None] * x.token + columns[None, :]
-    mask = (rows < valid)[:, None] & (columns < x.size)[None, :]
+def load_column(x, batch, token, head, rows, valid, column):
+    """``[C]`` in float32: one number of each of the ``rows`` after ``token``; zeros outside of the ``valid`` ones."""
+    pointers = row_of(x, batch, token, head) + rows * x.token + column
+    return tl.load(pointers, mask=rows < valid, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def load_row(x, batch, token, head, columns):
+    """One token's ``[K]`` in float32; zeros beyond the end."""
+    return tl.load(row_of(x, batch, token, head) + columns, mask=columns < x.size, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_rows(x, batch, token, head, rows, valid, columns, values, WHOLE: tl.constexpr = False):
+    rows, columns = rows[:, None], columns[None, :]
+    pointers = row_of(x, batch, token, head) + rows * x.token + columns
+    mask = rows < valid if WHOLE else (rows < valid) & (columns < x.size)
     tl.store(pointers, values.to(x.pointer.dtype.element_ty), mask=mask)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from fulmen.triton_common.naming import named
-from fulmen.triton_common.operands import store_rows
+from fulmen.triton_common.operands import UNIT, store_rows, tokens
+from fulmen.triton_common.tiles import launch_options
 
 
 @triton.jit(repr=named("clear_rest"), do_not_specialize=("length", "sequences"))
@@ -21,3 +23,16 @@ def clear_rest(x, cu_seqlens, length, sequences, heads, C: tl.constexpr, K: tl.c
         zeros = tl.zeros([C, K], tl.float32)
         for column in range(0, x.size, K):
             store_rows(x, chunk * 0, first, head, tl.arange(0, C), valid, column + tl.arange(0, K), zeros)
+
+
+def clear_after_last(cu_seqlens: Tensor, *results: Tensor | None) -> None:
+    """Zeros for the tokens of each result ``[1, N, heads, ...]`` that no sequence has. Whether there are any, only the
+    device knows."""
+    for result in results:
+        if result is None or result.ndim < 3 or result.numel() == 0:
+            continue
+        _, length, heads, *size = result.shape
+        clear_rest[(triton.cdiv(length, UNIT.value) * heads,)](
+            tokens(result, heads), cu_seqlens, length, cu_seqlens.shape[0] - 1, heads,
+            C=UNIT.value, K=min(triton.next_power_of_2(size[0] if size else 1), 64), **launch_options(warps=4),
+        )  # fmt: skip

@@ -1,10 +1,10 @@
-"""Matrix products on tensor cores that lose nothing of 16-bit inputs and little of what is computed from them.
+"""Matrix products on tensor cores, with as many digits of what enters them as are asked for.
 
 A product of two 16-bit tensors as they came is exact up to the float32 sum. What the kernels compute themselves
-(scores, states, weighed rows) is float32; rounding it to 16 bits would cost as much again as rounding the result. So it
-goes in as a sum of bfloat16 terms, which also have the range of float32: a state or score beyond 65504 is no problem
-for float16 inputs. ``PRECISION`` says how:
+(scores, states, weighed rows) is float32, and goes in as a sum of bfloat16 terms, which also have the range of float32:
+a state or score beyond 65504 is no problem for float16 inputs. ``PRECISION`` says how:
 
+    "one term"       x rounded to bfloat16: for bfloat16 inputs, where it costs as much again as rounding the result
     "two terms"      x ≈ hi + mid to 2^-17: for results that are rounded to 16 bits
     "three terms"    x ≈ hi + mid + low to 2^-25: for states and gradients of decays, which are float32
     "tf32x3" (NVIDIA) and "ieee" (AMD): for float32 inputs, as tl.dot's input_precision
@@ -17,6 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+ONE_TERM = tl.constexpr("one term")
 TWO_TERMS = tl.constexpr("two terms")
 THREE_TERMS = tl.constexpr("three terms")
 
@@ -24,7 +25,9 @@ THREE_TERMS = tl.constexpr("three terms")
 @triton.jit
 def product(a, b, PRECISION: tl.constexpr):
     """``a @ b`` in float32."""
-    if PRECISION != TWO_TERMS and PRECISION != THREE_TERMS:
+    if PRECISION == ONE_TERM:
+        result = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16))
+    elif PRECISION != TWO_TERMS and PRECISION != THREE_TERMS:
         result = tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision=PRECISION)
     elif a.dtype == b.dtype and a.dtype != tl.float32:
         result = tl.dot(a, b)
@@ -36,8 +39,8 @@ def product(a, b, PRECISION: tl.constexpr):
 @triton.jit
 def product_of_terms(a, b, PRECISION: tl.constexpr):
     """The smallest terms are added first."""
-    a_high, a_middle, a_low = terms(a)
-    b_high, b_middle, b_low = terms(b)
+    a_high, a_middle, a_low = terms(a) if PRECISION == THREE_TERMS else two_terms(a)
+    b_high, b_middle, b_low = terms(b) if PRECISION == THREE_TERMS else two_terms(b)
     total = None
     if PRECISION == THREE_TERMS:
         if a.dtype == tl.float32:
@@ -82,8 +85,33 @@ def for_each_slice(a, x):
 
 @triton.jit
 def terms(x):
-    """``x`` as a sum of three bfloat16; one holds a bfloat16, two hold a float16."""
-    high = x.to(tl.bfloat16)
-    rest = x.to(tl.float32) - high.to(tl.float32)
-    middle = rest.to(tl.bfloat16)
-    return high, middle, (rest - middle.to(tl.float32)).to(tl.bfloat16)
+    """``x`` as a sum of three bfloat16; one holds a bfloat16, two hold a float16.
+
+    Of a float32 the first two are cut off, not rounded: rounding each number and taking it away again would be a
+    conversion on the slowest pipe of an SM, and the last one makes up for it.
+    """
+    if x.dtype == tl.float32:
+        high = cut(x)
+        middle = cut(x - high)
+        result = high.to(tl.bfloat16), middle.to(tl.bfloat16), (x - high - middle).to(tl.bfloat16)
+    else:
+        high = x.to(tl.bfloat16)
+        rest = x.to(tl.float32) - high.to(tl.float32)
+        middle = rest.to(tl.bfloat16)
+        result = high, middle, (rest - middle.to(tl.float32)).to(tl.bfloat16)
+    return result
+
+
+@triton.jit
+def two_terms(x):
+    """``x`` as a sum of two bfloat16, and none."""
+    high, middle, low = terms(x)
+    if x.dtype == tl.float32:
+        middle = (x - cut(x)).to(tl.bfloat16)  # rounded
+    return high, middle, low
+
+
+@triton.jit
+def cut(x):
+    """A float32 without the digits that a bfloat16 has no room for."""
+    return (x.to(tl.uint32, bitcast=True) & 0xFFFF0000).to(tl.float32, bitcast=True)

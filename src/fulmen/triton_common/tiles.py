@@ -19,6 +19,22 @@ class Tile(NamedTuple):
         return launch_options(self.warps, self.stages, self.registers)
 
 
+class WalkTile(NamedTuple):
+    """Of a kernel that may be mirrored (:mod:`fulmen.triton_common.mirrored`)."""
+
+    chunk: int
+    width: int
+    warps: int
+    stages: int
+    registers: int | None
+    mirrored: bool
+    resident: int  # programs that a multiprocessor holds at once
+
+    @property
+    def options(self) -> dict[str, int]:
+        return launch_options(self.warps, self.stages, self.registers)
+
+
 def launch_options(warps: int, stages: int = 1, registers: int | None = None) -> dict[str, int]:
     """What Triton is told at a launch besides a kernel's arguments. A product and a sum make one instruction: it is
     Triton's own default up to 3.9 only."""

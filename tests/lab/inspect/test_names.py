@@ -54,5 +54,9 @@ def test_every_name_is_an_identifier_and_says_the_walk_and_the_decay():
     assert ("channel+value", "dq") in names["fulmen_linear_attention_dq_channel_value_decay_and_gradient"]
     assert ("head", "dq") in names["fulmen_linear_attention_dq_head_decay"]
     assert ("channel", "dv") in names["fulmen_linear_attention_dv_channel_decay"]
+    assert names["fulmen_delta_rule_output_channel_decay"] == {
+        ("channel", "delta output"), ("channel", "delta output, packed")
+    }  # fmt: skip
+    assert ("token", "delta differentiate, backward") in names["fulmen_delta_rule_dqk_token_decay_and_gradient"]
     assert names["fulmen_tpa_decode_slice"] == {("none", "tpa sequence"), ("none", "tpa sequence, rank 2")}
     assert names["fulmen_output_gate_dgate"] == {("none", "gate dgate")}

@@ -27,7 +27,7 @@ def test_work_by_hand():
 
 def test_every_published_time_has_a_limit(tmp_path, capsys):
     path = tmp_path / "cells.json"
-    roofline.run(["la3", "tpa_decode", "flao"], None, path)
+    roofline.run(["la3", "tpa_decode", "flao"], None, path, model=False)
     cells = json.loads(path.read_text())
     published = [t for t in tables() if t.metric == "speed" and t.report in ("la3", "tpa_decode", "flao")]
     assert len(cells) == sum(len(row) for table in published for _, row in table.rows)
@@ -40,6 +40,15 @@ def test_every_published_time_has_a_limit(tmp_path, capsys):
 
 
 def test_limits_of_another_card():
-    cells = roofline.cells(["tpa_decode"], "H100")
+    cells = roofline.cells(["tpa_decode"], "H100", model=False)
     assert {cell.gpu for cell in cells} == {"H100"}
     assert {cell.reached for cell in cells} == {None}
+
+
+@pytest.mark.usefixtures("empty_inspection_cache")
+def test_our_kernels_are_modelled_where_the_card_is(monkeypatch):
+    one = next(t for t in tables() if t.report == "tpa_decode" and t.metric == "speed")
+    monkeypatch.setattr(roofline, "tables", lambda: [one])
+    on_a100 = roofline.cells(["tpa_decode"], "A100")
+    assert all(cell.modelled > cell.limit for cell in on_a100)
+    assert {cell.modelled for cell in roofline.cells(["tpa_decode"], "RTX 5090")} == {None}

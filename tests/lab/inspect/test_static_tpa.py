@@ -19,7 +19,6 @@ def test_one_architecture_of_each_vendor(arch):
     kernels = {"tpa batch", "tpa head", "tpa sequence", "tpa merge", "tpa sequence, rank 2"}
     assert kernels <= {report.kernel for report in table}
     for report in table:
-        assert report.spills == 0, report
         assert report.shared <= report.shared_limit, report
         assert (report.tensor_core_ops > 0) == (report.kernel != "tpa merge"), report
 

@@ -18,6 +18,7 @@ COUNT = """
 import json, sys, torch
 from fulmen.runtime.architectures import ARCHITECTURES, interpreted
 from fulmen.lab.operators.causal_conv1d import workloads as workloads_conv
+from fulmen.lab.operators.delta_rule import workloads as workloads_delta
 from fulmen.lab.operators.output_gate import workloads as workloads_gate
 from fulmen.lab.operators.tpa import workloads as workloads_tpa
 from fulmen.lab.operators.linear_attention.workloads import attention, gradients, _backend
@@ -44,6 +45,13 @@ def calls(run):
     output = torch.zeros(p.output_shape, dtype=torch.bfloat16)
     for split in ("batch", "head", "sequence"):
         counts[f"tpa {split}"] = run(lambda: workloads_tpa._backend.forward(p._replace(split=split), output))
+
+    for decay in ("head", "channel"):
+        p = workloads_delta.call(Decays.named(decay), torch.bfloat16, 16, 40, batch=1, length=70, heads=1)
+        p = p._replace(log_decay=p.log_decay.zero_())
+        output, grads = torch.zeros(p.output_shape, dtype=torch.bfloat16), workloads_delta.gradients(p)
+        counts[f"delta {decay} forward"] = run(lambda: workloads_delta._backend.forward(p, output, None))
+        counts[f"delta {decay} backward"] = run(lambda: workloads_delta._backend.backward(p, output, None, grads))
 
     p = workloads_conv.call(torch.bfloat16, 70, batch=1, length=300)
     output, grads = torch.zeros_like(p.x), workloads_conv.gradients(p)

@@ -40,7 +40,18 @@ def test_kernels_compile(arch):
     from fulmen.lab.inspect.inspection import inspect
 
     chosen = every_use_once(arch)
-    kernels = {"scan", "summarise", "sum_segments", "fold", "recur", "clear_rest", "decode", "merge"}
+    kernels = {
+        "scan",
+        "walk",
+        "sum_decay_gradient",
+        "summarise",
+        "sum_segments",
+        "fold",
+        "recur",
+        "clear_rest",
+        "decode",
+        "merge",
+    }
     assert kernels | {"sum_outer", "multiply_rows"} == {r.launch.kernel for r in chosen}
     for found in inspect(chosen, os.cpu_count() or 1, print).values():
         assert found.registers > 0

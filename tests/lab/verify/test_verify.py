@@ -25,10 +25,8 @@ def test_all_is_right(tmp_path, capsys):
     assert found["target"] == {"device": DEVICE, "backend": BACKEND, "quick": True}
     expected = {
         "causal_conv1d", "causal_conv1d_step", "linear_attention", "linear_attention_step", "chunk_states",
-        "tpa_decode", "output_gated_attention",
+        "tpa_decode", "output_gated_attention", "delta_rule", "delta_rule_step",
     }  # fmt: skip
-    if BACKEND != "triton":  # which it has no kernels for
-        expected |= {"delta_rule", "delta_rule_step"}
     assert {check["operator"] for check in found["checks"]} == expected
     assert {w["mode"] for w in found["workspace"]} == {"forward", "backward"}
     assert all(timing["median"] > 0 for timing in found["seconds"].values())

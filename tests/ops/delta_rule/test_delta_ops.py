@@ -7,7 +7,6 @@ import fulmen
 from cases import BACKENDS
 from fulmen.lab.operators.delta_rule.cases import Case, options, run, tensors
 from fulmen.ops.delta_rule.custom_op import OPERATOR
-from fulmen.runtime.backends import choose
 
 BACKEND = pytest.mark.parametrize("backend", [name for name in BACKENDS if name in OPERATOR.backends])
 OPS = torch.ops.fulmen
@@ -106,10 +105,3 @@ def test_only_the_requested_gradients(backend):
         results = fulmen.delta_rule(**given, normalize_qk=True, return_state=True, backend=backend)
         (grad,) = torch.autograd.grad(results, given[name], (x["grad_output"], x["grad_state"]))
         assert torch.equal(grad, whole[f"d{name}"]), name
-
-
-def test_a_device_without_kernels_is_left_to_torch_and_the_warning_says_why():
-    with pytest.warns(UserWarning, match="the torch backend serves cuda tensors.*: delta_rule has no triton backend"):
-        assert choose("auto", torch.device("cuda"), torch.bfloat16, "delta_rule") == "torch"
-    with pytest.raises(ValueError, match="'triton' cannot run this call: delta_rule has no triton backend"):
-        fulmen.delta_rule(*(tensors(SMALL)[name] for name in INPUTS), backend="triton")

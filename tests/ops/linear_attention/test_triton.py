@@ -50,6 +50,14 @@ def test_segments(decays, schedule):
     assert_close(run(case, backend="triton", schedule=schedule), exact(case))
 
 
+@pytest.mark.parametrize("decays", ["head", "token"])
+def test_a_decay_gradient_starts_again_with_every_segment(decays, monkeypatch):
+    """Where the schedule has one segment, they are walked one after the other."""
+    monkeypatch.setattr("fulmen.ops.linear_attention.triton.scalar.LONGEST_SEGMENT", 128)
+    case = RAGGED.of(decays=decays, length=300, batch=1, heads=(1, 1, 1))
+    assert_close(run(case, backend="triton", schedule="loop"), exact(case))
+
+
 @pytest.mark.parametrize("schedule", ["auto", "parallel"])
 @pytest.mark.parametrize("decays", ["token", "channel"])
 def test_packed_sequences_with_shared_heads(decays, schedule):

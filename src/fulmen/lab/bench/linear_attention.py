@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ import fulmen
 from fulmen.lab.bench.suite import Column, Input, Kernels, Sizes, Work, product_flops, tensor_bytes
 from fulmen.ops.chunks.decay_form import DecayForm, Decays
 from fulmen.runtime.architectures import Architecture
+
+if TYPE_CHECKING:
+    from fulmen.lab.inspect.dry_run import Launch
 
 NONE, HEAD, TOKEN, CHANNEL, BOTH_CHANNELS = map(Decays.named, ("none", "head", "token", "channel", "channel+value"))
 
@@ -75,14 +78,14 @@ EXACT = linear("auto", "reference")
 
 
 def attention_column(
-    name: str, about: str, pros: str, cons: str, decays: Decays, function: Callable[..., Tensor], *,
+    name: str, title: str, about: str, pros: str, cons: str, decays: Decays, function: Callable[..., Tensor], *,
     learnable: bool = True, **others: Any,
 ) -> Column:  # fmt: skip
     """A column of causal linear attention; ``learnable`` says whether its decays get gradients."""
     return Column(
-        name, about, pros, cons, ("q", "k", "v", *log_decays(decays)), function, EXACT,
+        name, title, about, pros, cons, ("q", "k", "v", *log_decays(decays)), function, EXACT,
         least=partial(_least, decays),
-        requested=partial(_requested, decays, learnable),
+        launched=partial(_launched, decays, learnable),
         fixed=() if learnable else log_decays(decays),
         **others,
     )  # fmt: skip
@@ -100,28 +103,46 @@ def _least(decays: Decays, sizes: Sizes, n: int) -> dict[str, Work]:
 
 
 @cache
-def _requested(decays: Decays, learnable: bool, architecture: Architecture, sizes: Sizes, n: int) -> Mapping[str, int]:
-    from fulmen.lab.operators.linear_attention.workloads import attention_traffic
+def _launched(
+    decays: Decays, learnable: bool, architecture: Architecture, sizes: Sizes, n: int
+) -> Mapping[str, list[Launch]]:
+    from fulmen.lab.operators.linear_attention.workloads import attention_launched
 
     shape = sizes.batch, n, sizes.heads, sizes.dim
-    forward, backward = attention_traffic(architecture, decays, "auto", learnable, *shape)
+    forward, backward = attention_launched(architecture, decays, "auto", learnable, *shape)
     return {"fwd": forward, "bwd": backward}
 
 
-def scan_tiles(
-    decays: Decays, sizes: Sizes, dtype: torch.dtype, gradient: bool = False, small: bool = False
-) -> Callable[[Architecture], Any]:
-    """The tile of a walk through a sequence; see :mod:`fulmen.ops.linear_attention.triton.tiles`."""
+def scan_tiles(decays: Decays, sizes: Sizes, dtype: torch.dtype) -> Callable[[Architecture], Any]:
+    """The tile of a walk with decays per channel; see :mod:`fulmen.ops.linear_attention.triton.tiles`."""
     from fulmen.ops.linear_attention.triton.tiles import scan_tile
 
-    return lambda architecture: scan_tile(architecture, sizes.dim, sizes.dim, dtype, decays, gradient, small)
+    return lambda architecture: scan_tile(
+        architecture, sizes.dim, sizes.dim, dtype, decays, gradient=False, small=False
+    )
+
+
+def walk_tiles(
+    sizes: Sizes, dtype: torch.dtype, gradient: bool = False, small: bool = False
+) -> Callable[[Architecture], Any]:
+    """The tile of a walk without them."""
+    from fulmen.ops.linear_attention.triton.launch import precision_of
+    from fulmen.ops.linear_attention.triton.tiles import walk_tile
+
+    def tile(architecture: Architecture) -> Any:
+        precision = precision_of(dtype, architecture)
+        if gradient and dtype != torch.float32:
+            precision = "three terms"
+        return walk_tile(architecture, sizes.dim, sizes.dim, precision, small)
+
+    return tile
 
 
 def _tiles(sizes: Sizes, dtype: torch.dtype) -> dict[str, Callable[[Architecture], Any]]:
     return {
-        "Forward": scan_tiles(HEAD, sizes, dtype),
-        "Backward, with a decay's gradient": scan_tiles(HEAD, sizes, dtype, gradient=True),
-        'Backward of schedule="recompute"': scan_tiles(HEAD, sizes, dtype, small=True),
+        "Forward": walk_tiles(sizes, dtype),
+        "Backward, with a decay's gradient": walk_tiles(sizes, dtype, gradient=True),
+        'Backward of schedule="recompute"': walk_tiles(sizes, dtype, small=True),
     }
 
 

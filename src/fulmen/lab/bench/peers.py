@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 INSTALL = {
@@ -12,6 +13,20 @@ INSTALL = {
     "transformers": "pip install 'fulmen[transformers]'",
     "flash_attn": "pip install flash-attn (needs CUDA)",
 }
+_DISTRIBUTIONS = {"fla": "fla-core"}  # where a package is installed under another name
+
+
+def versions() -> dict[str, str]:
+    """Of torch and of those peers that are installed; imports none."""
+    found = {package: _version(_DISTRIBUTIONS.get(package, package)) for package in ("torch", *INSTALL)}
+    return {package: number for package, number in found.items() if number}
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return ""
 
 
 @cache

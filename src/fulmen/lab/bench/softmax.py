@@ -39,10 +39,12 @@ def exact_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (scores.masked_fill(later, -torch.inf).softmax(-1) @ v).transpose(1, 2)
 
 
-def softmax_column(name: str, about: str, pros: str, function: Callable[..., Tensor], **others: Any) -> Column:
+def softmax_column(
+    name: str, title: str, about: str, pros: str, function: Callable[..., Tensor], **others: Any
+) -> Column:
     """Of causal attention, as a baseline for what is linear."""
     return Column(
-        name, about, pros, "O(n²) complexity", ("q", "k", "v"), function, exact_softmax, _least,
+        name, title, about, pros, "O(n²) complexity", ("q", "k", "v"), function, exact_softmax, _least,
         heads_first=True, growth=2, **others,
     )  # fmt: skip
 

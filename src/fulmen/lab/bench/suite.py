@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fulmen.lab.bench.peers import why_missing
+from fulmen.lab.bench.owners import Owner, ours
+from fulmen.lab.bench.peers import versions, why_missing
+from fulmen.lab.bench.results import without_run
 from fulmen.runtime.architectures import Architecture
+
+if TYPE_CHECKING:
+    from fulmen.lab.inspect.dry_run import Launch  # with Triton, which not everybody has
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PUBLISHED_LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
@@ -63,6 +68,7 @@ class Column:
 
     Attributes:
         name: as published.
+        title: the same for people, in a few words.
         about: what it is, in one line.
         pros, cons: in a few words, for the report.
         takes: which of the suite's tensors it is called with.
@@ -70,8 +76,9 @@ class Column:
         exact: gives the same from float64 tensors: the specification.
         least: the least work of each mode at some sizes and length, whoever computes it: every input read and every
             result written once, in bfloat16, and the products of the algorithm.
-        requested: the bytes that our kernels request in each mode, on an architecture at some sizes and length; None
-            where we have no such operation.
+        launched: what our kernels are launched for in each mode, on an architecture at some sizes and length (by dry
+            run); None where we have no such operation.
+        owner: whose it is on a device ("cpu" or "cuda").
         fixed: those of ``takes`` that get no gradient.
         heads_first: whether its tensors are contiguous as ``[B, H, N, D]``, and its result is of that form.
         growth: its time grows with this power of the length.
@@ -81,6 +88,7 @@ class Column:
     """
 
     name: str
+    title: str
     about: str
     pros: str
     cons: str
@@ -88,7 +96,8 @@ class Column:
     function: Callable[..., Tensor]
     exact: Callable[..., Tensor]
     least: Callable[[Sizes, int], Mapping[str, Work]]
-    requested: Callable[[Architecture, Sizes, int], Mapping[str, int]] | None = None
+    launched: Callable[[Architecture, Sizes, int], Mapping[str, list[Launch]]] | None = None
+    owner: Callable[[str], Owner] = ours
     fixed: tuple[str, ...] = ()
     heads_first: bool = False
     growth: int = 1
@@ -153,10 +162,12 @@ class Suite:
         axis: what the report calls the length.
         baseline: the column that speedups are relative to.
         modes: "fwd", or "fwd" and "bwd".
+        forward_only: the sections that have no backward, where others have one.
         sections: the columns of each section; reports with one section call it "".
         inputs: the tensors, by name.
         presets: sizes and lengths by the preset's name.
         kernels: that are ours; None if it runs none.
+        one_token: whether a call in a section takes one token of each sample, whatever the length.
         check_sizes: what columns are checked with, given the sizes to be measured.
         sizes_in_title: the sizes as the titles of the report have them.
         memory_columns: the columns of the report's memory tables, where they are not all.
@@ -174,6 +185,8 @@ class Suite:
     inputs: Mapping[str, Input]
     presets: Mapping[str, Preset]
     kernels: Kernels | None = None
+    forward_only: tuple[str, ...] = ()
+    one_token: Callable[[str], bool] = lambda section: False
     check_sizes: Callable[[Sizes], Sizes] = lambda sizes: sizes
     sizes_in_title: Callable[[Sizes], str] = batch_head_dim
     memory_columns: tuple[str, ...] | None = None
@@ -182,12 +195,17 @@ class Suite:
     @property
     def columns(self) -> list[Column]:
         """Each column once, in the order of the report."""
-        unique = {column.name: column for columns in self.sections.values() for column in columns}
+        unique: dict[str, Column] = {}
+        for columns in self.sections.values():
+            for column in columns:
+                unique.setdefault(column.name, column)
         return list(unique.values())
 
     def column(self, name: str, section: str = "") -> Column | None:
-        """A column of a section; of any, where a published table stands in a section that is not measured."""
-        return next((column for column in self.sections.get(section, self.columns) if column.name == name), None)
+        """A column of a section; of any, where a published table stands in a section that is not measured. ``name`` may
+        be that of one run among several."""
+        own, columns = without_run(name), self.sections.get(section, self.columns)
+        return next((column for column in columns if column.name == own), None)
 
     def explained(self, name: str) -> tuple[str, str, str]:
         """A column's line, pros and cons; of one that is not known any more only its name."""
@@ -210,8 +228,17 @@ def product_flops(sizes: Sizes, n: int) -> int:
 
 def describe_columns(suite: Suite, device: str) -> list[dict[str, Any]]:
     """What `fulmen list` says of a suite's columns, ready for JSON."""
-    rows = []
+    rows, installed = [], versions()
     for column in suite.columns:
-        reason = column.why_not(device)
-        rows.append({"name": column.name, "available": not reason, "reason": reason, "about": column.about})
+        reason, owner = column.why_not(device), column.owner(device)
+        rows.append(
+            {
+                "name": column.name,
+                "title": column.title,
+                "owner": owner.described(installed.get(owner.package, "")),
+                "available": not reason,
+                "reason": reason,
+                "about": column.about,
+            }
+        )
     return rows

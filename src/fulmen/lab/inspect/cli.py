@@ -20,13 +20,16 @@ def add_command(commands: Any) -> None:
     inspect.add_argument("--kernel", metavar="TEXT", help="only kernels whose name has TEXT in it")
     inspect.add_argument("--all", action="store_true", help="also float16 and float32, 256 channels, and D != E")
     inspect.add_argument("--json", type=output_file, metavar="FILE", help="also write the table to FILE")
-    inspect.set_defaults(run=run_inspect)
+    inspect.set_defaults(run=run_inspect, parser=inspect)
 
     roofline = commands.add_parser(
         "roofline", help="the least time each published cell can take, and what ours requests"
     )
     roofline.add_argument("--report", action="append", choices=suites.reports(), help="only this one (repeatable)")
     roofline.add_argument("--gpu", choices=GPUS, help="limits of this card (default: the one that was measured)")
+    roofline.add_argument(
+        "--limits-only", action="store_true", help="do not compile our kernels and model what they cost"
+    )
     roofline.add_argument("--json", type=output_file, metavar="FILE", help="also write the cells to FILE")
     roofline.set_defaults(run=run_roofline)
 
@@ -35,10 +38,13 @@ def run_inspect(options: argparse.Namespace) -> None:
     from fulmen.lab.inspect import inspection
 
     archs, decays = options.arch or list(ARCHITECTURES), options.decay or list(DECAYS)
-    inspection.run(archs, decays, options.kernel, options.all, options.json)
+    try:
+        inspection.run(archs, decays, options.kernel, options.all, options.json)
+    except ValueError as error:
+        options.parser.error(str(error))
 
 
 def run_roofline(options: argparse.Namespace) -> None:
     from fulmen.lab import roofline
 
-    roofline.run(options.report or list(suites.reports()), options.gpu, options.json)
+    roofline.run(options.report or list(suites.reports()), options.gpu, options.json, not options.limits_only)

@@ -17,6 +17,8 @@ import triton
 from triton import knobs
 from triton.compiler import ASTSource
 
+from fulmen.lab.cost.machines import MACHINES
+from fulmen.lab.cost.sass import disassemble
 from fulmen.lab.inspect.dry_run import Launch, target_of
 from fulmen.runtime.architectures import Architecture
 from fulmen.triton_common.triton_private import is_kernel, used_by
@@ -60,8 +62,19 @@ def _without_comments(source: str) -> str:
     return ast.unparse(ast.parse(source))
 
 
+class Listing(NamedTuple):
+    """The code that a launch was compiled to, as text: what the cost model reads."""
+
+    ttir: str
+    sass: str
+
+
 def resources(launch: Launch, architecture: Architecture) -> Resources:
-    """Compile, whatever Triton may have kept of an earlier compilation."""
+    return compile_and_list(launch, architecture)[0]
+
+
+def compile_and_list(launch: Launch, architecture: Architecture) -> tuple[Resources, Listing | None]:
+    """Compile, whatever Triton may have kept of an earlier compilation. A listing is made of what is modelled."""
     with _told_by_ptxas() as log:
         start = time.perf_counter()
         kernel = compiled(launch, architecture)
@@ -76,9 +89,12 @@ def resources(launch: Launch, architecture: Architecture) -> Resources:
         registers, spills, scalar_spills = (
             _number(rf"\.{what}:\s+(\d+)", code) for what in ("vgpr_count", "vgpr_spill_count", "sgpr_spill_count")
         )
-    return Resources(
+    found = Resources(
         kernel.metadata.shared, registers, spills, scalar_spills, len(TENSOR_CORE_OPS.findall(code)), seconds
     )
+    if architecture.name not in MACHINES:
+        return found, None
+    return found, Listing(kernel.asm["ttir"], disassemble(kernel.asm["cubin"]))
 
 
 def compiled(launch: Launch, architecture: Architecture) -> Any:

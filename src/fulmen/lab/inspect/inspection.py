@@ -1,7 +1,7 @@
 """`fulmen inspect`: compile every kernel for every architecture, and tell what it takes of it. Needs no GPU.
 
 Launches are recorded first (:mod:`fulmen.lab.inspect.dry_run`), then the requested ones are compiled, each distinct one
-once, and what was found is kept: a second run only reads.
+once, and modelled (:mod:`fulmen.lab.inspect.modelling`). What was found is kept: a second run only reads.
 """
 
 from __future__ import annotations
@@ -9,12 +9,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from importlib import import_module
-from multiprocessing import get_context
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -25,6 +22,7 @@ from fulmen.runtime.availability import why_triton_is_missing
 from fulmen.runtime.operators import operators
 
 if TYPE_CHECKING:
+    from fulmen.lab.cost.estimate import Cost
     from fulmen.lab.inspect.compilation import Resources
     from fulmen.lab.inspect.dry_run import Launch
 
@@ -88,7 +86,8 @@ class Labelled(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """What one kernel takes; see :class:`fulmen.lab.inspect.compilation.Resources`."""
+    """What one kernel takes; see :class:`fulmen.lab.inspect.compilation.Resources` and
+    :class:`fulmen.lab.cost.estimate.Cost`."""
 
     kernel: str
     operator: str
@@ -105,6 +104,8 @@ class Report:
     scalar_spills: int
     tensor_core_ops: int
     compile_seconds: float
+    cost: Cost | None  # modelled, at the sizes of the published tables
+    not_modelled: str  # why, where it is None
 
 
 def workloads() -> list[Workload]:
@@ -114,7 +115,7 @@ def workloads() -> list[Workload]:
 
 
 def record(archs: list[str], decays: list[str], kernel: str | None, everything: bool) -> list[Labelled]:
-    """The requested launches; ``kernel`` is a part of a label."""
+    """The requested launches; ``kernel`` is a part of a label. ValueError names those there are, if none has it."""
     from fulmen.lab.inspect.dry_run import dry_run
 
     dtypes, sizes = (tuple(DTYPES), ALL_SIZES) if everything else (("bf16",), SIZES)
@@ -129,75 +130,27 @@ def record(archs: list[str], decays: list[str], kernel: str | None, everything: 
                     found += [
                         Labelled(label, workload.name, workload.role, arch, dtype, d, e, decay, launch)
                         for label, launch in labelled.items()
-                        if kernel is None or kernel in label
                     ]
-    return found
+    chosen = [labelled for labelled in found if kernel is None or kernel in labelled.kernel]
+    if not chosen:
+        names = ", ".join(dict.fromkeys(labelled.kernel for labelled in found))
+        raise ValueError(f"no kernel of these decays has {kernel!r} in its name; there are {names}")
+    return chosen
 
 
 def inspect(chosen: list[Labelled], processes: int, begin: Callable[[str], None]) -> dict[str, Resources]:
-    """What the chosen launches take, by :func:`~fulmen.lab.inspect.compilation.key_of`. ``begin`` is told what is
-    compiled."""
+    """What the chosen launches take, by :func:`~fulmen.lab.inspect.compilation.key_of`. ``begin`` is told what was
+    compiled and modelled."""
     from fulmen.lab.inspect.compilation import key_of
+    from fulmen.lab.inspect.modelling import compiled_resources, examine
 
-    missing: dict[str, Labelled] = {}
-    found: dict[str, Resources] = {}
-    for labelled in chosen:
-        key = key_of(labelled.launch, ARCHITECTURES[labelled.arch])
-        if key not in found and key not in missing:
-            kept = _kept(key)
-            if kept is None:
-                missing[key] = labelled
-            else:
-                found[key] = kept
-    if not missing:
-        return found
-    with TemporaryDirectory() as folder:
-        pool = ProcessPoolExecutor(
-            min(processes, len(missing)), get_context("spawn"), initializer=_let_triton_write_to, initargs=(folder,)
-        )
-        with pool:
-            running = {pool.submit(_compile, key, labelled): key for key, labelled in missing.items()}
-            begin(f"{len(running)} kernels")
-            for done in as_completed(running):
-                key = running[done]
-                found[key] = done.result()
-                labelled = missing[key]
-                begin(f"{labelled.arch} {labelled.dtype} {labelled.D}×{labelled.E} {labelled.decay} {labelled.kernel}")
+    of_key = {key_of(labelled.launch, ARCHITECTURES[labelled.arch]): labelled for labelled in reversed(chosen)}
+    found = {}
+    for key in examine(((labelled.arch, labelled.launch) for labelled in chosen), processes):
+        labelled = of_key[key]
+        found[key] = compiled_resources(key, labelled.arch, labelled.launch)
+        begin(f"{labelled.arch} {labelled.dtype} {labelled.D}×{labelled.E} {labelled.decay} {labelled.kernel}")
     return found
-
-
-def _let_triton_write_to(folder: str) -> None:
-    os.environ["TRITON_CACHE_DIR"] = folder
-
-
-def _compile(key: str, labelled: Labelled) -> Resources:
-    from fulmen.lab.inspect.compilation import resources
-
-    try:
-        found = resources(labelled.launch, ARCHITECTURES[labelled.arch])
-    except Exception as error:
-        raise RuntimeError(f"{labelled[:-1]} does not compile: {error}") from error
-    _keep(key, found)
-    return found
-
-
-def _kept(key: str) -> Resources | None:
-    from fulmen.lab.inspect.compilation import Resources
-
-    path = _cache() / f"{key}.json"
-    return Resources(**json.loads(path.read_text())) if path.exists() else None
-
-
-def _keep(key: str, found: Resources) -> None:
-    path = _cache() / f"{key}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(f".{os.getpid()}")
-    unfinished.write_text(json.dumps(found._asdict()))
-    unfinished.replace(path)
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fulmen" / "inspect"
 
 
 def reports(archs: list[str], decays: list[str], kernel: str | None, everything: bool) -> list[Report]:
@@ -205,18 +158,20 @@ def reports(archs: list[str], decays: list[str], kernel: str | None, everything:
     if missing := why_triton_is_missing():
         raise RuntimeError(missing)
     from fulmen.lab.inspect.compilation import key_of
+    from fulmen.lab.inspect.modelling import cost_of
     from fulmen.lab.progress import Steps
 
     chosen = record(archs, decays, kernel, everything)
-    if not chosen:
-        raise ValueError(f"no kernel of these decays has {kernel!r} in its name")
     with Steps(len({key_of(c.launch, ARCHITECTURES[c.arch]) for c in chosen})) as steps:
         found = inspect(chosen, os.cpu_count() or 1, steps.begin)
     table = []
     for labelled in chosen:
         architecture = ARCHITECTURES[labelled.arch]
-        taken = found[key_of(labelled.launch, architecture)]._asdict()
-        table.append(Report(*labelled[:-1], shared_limit=architecture.shared_limit, **taken))
+        key = key_of(labelled.launch, architecture)
+        found_cost = cost_of(key, labelled.arch, labelled.launch)
+        cost, why = (None, found_cost) if isinstance(found_cost, str) else (found_cost, "")
+        taken, limit = found[key]._asdict(), architecture.shared_limit
+        table.append(Report(*labelled[:-1], shared_limit=limit, **taken, cost=cost, not_modelled=why))
     return table
 
 
@@ -241,14 +196,16 @@ def summary(table: list[Report]) -> str:
 def run(archs: list[str], decays: list[str], kernel: str | None, everything: bool, into: Path | None) -> None:
     """Print a table, and what does not fit or spills below it; also write JSON if requested."""
     table = reports(archs, decays, kernel, everything)
+    print("modelled, not measured: ms of a launch at the published sizes, cycles per token and head, programs per SM")
     print(
         f"{'arch':8}{'dtype':6}{'D×E':10}{'decay':11}{'kernel':30}{'shared':>16}{'registers':>11}{'spills':>8}{'mma':>6}"
+        f"{'ms':>10}{'cycles':>9}  {'busiest':13}{'programs':>9}{'occupancy':>11}{'waves':>8}"
     )
     for r in table:
         shared = f"{r.shared}/{r.shared_limit}"
         print(
             f"{r.arch:8}{r.dtype:6}{f'{r.D}×{r.E}':10}{r.decay:11}{r.kernel:30}{shared:>16}{r.registers:>11}"
-            f"{r.spills:>8}{r.tensor_core_ops:>6}"
+            f"{r.spills:>8}{r.tensor_core_ops:>6}{_modelled(r)}"
         )
     spilling = sum(r.spills > 0 for r in table if r.role == "kernel")
     large = sum(r.shared > r.shared_limit for r in table)
@@ -259,3 +216,12 @@ def run(archs: list[str], decays: list[str], kernel: str | None, everything: boo
         into.write_text(json.dumps([asdict(r) for r in table], indent=1))
     if large:
         raise RuntimeError(f"{large} kernels need more shared memory than there is")
+
+
+def _modelled(report: Report) -> str:
+    cost = report.cost
+    if cost is None:
+        return f"  ({report.not_modelled})"
+    cycles = "" if cost.cycles is None else f"{cost.cycles:.1f}"
+    busiest = f"{cost.busiest} {cost.share:.0%}"
+    return f"{cost.time:>10.4f}{cycles:>9}  {busiest:13}{cost.programs:>9}{cost.occupancy:>11.0%}{cost.waves:>8.2f}"

@@ -24,7 +24,9 @@ OPERATOR = Operator(
         "native": "fulmen.ops.delta_rule.native",
         "reference": "fulmen.ops.delta_rule.reference",
         "torch": "fulmen.ops.delta_rule.torch_chunked",
+        "triton": "fulmen.ops.delta_rule.triton",
     },
+    workloads="fulmen.lab.operators.delta_rule.workloads",
     checks="fulmen.lab.operators.delta_rule.checks",
     limits="fulmen.lab.operators.delta_rule.limits",
 )

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 import fulmen
 from fulmen.lab.bench.compiled import Compiled
+from fulmen.lab.bench.owners import Owner, ours, theirs
 from fulmen.lab.bench.suite import (
     PUBLISHED_LENGTHS,
     Column,
@@ -30,7 +31,11 @@ from fulmen.lab.bench.suite import (
 from fulmen.ops.output_gate import reference, torch_matmul
 from fulmen.runtime.architectures import Architecture
 
+if TYPE_CHECKING:
+    from fulmen.lab.inspect.dry_run import Launch
+
 GATED = ("q", "k", "v", "gate")
+OF_TORCH = theirs("torch")
 Save = tuple[str, ...]  # what the forward keeps for the backward, of "kv" and "qkv"
 
 
@@ -42,10 +47,13 @@ _COMPILED = Compiled(reference.attend)
 
 
 def _column(
-    name: str, about: str, pros: str, cons: str, save: Save, function: Callable[..., Tensor], heads_first: bool = True
-) -> Column:
-    least, requested = partial(_least, save), partial(_requested, save)
-    return Column(name, about, pros, cons, GATED, function, _exact, least, requested, heads_first=heads_first)
+    name: str, title: str, about: str, pros: str, cons: str, save: Save, function: Callable[..., Tensor],
+    owner: Callable[[str], Owner] = OF_TORCH, heads_first: bool = True,
+) -> Column:  # fmt: skip
+    least, launched = partial(_least, save), partial(_launched, save)
+    return Column(
+        name, title, about, pros, cons, GATED, function, _exact, least, launched, owner, heads_first=heads_first
+    )
 
 
 def _columns(save: Save) -> tuple[Column, ...]:
@@ -57,6 +65,7 @@ def _columns(save: Save) -> tuple[Column, ...]:
     return (
         _column(
             "Lao Tor",
+            "torch, autograd",
             "torch, differentiated by autograd",
             pros="Nothing to maintain",
             cons="Keeps what autograd keeps",
@@ -65,6 +74,7 @@ def _columns(save: Save) -> tuple[Column, ...]:
         ),
         _column(
             "Lao Tor C",
+            "torch, autograd, compiled",
             "Lao Tor under torch.compile",
             pros="Fewer passes over memory",
             cons="Compilation",
@@ -73,6 +83,7 @@ def _columns(save: Save) -> tuple[Column, ...]:
         ),
         _column(
             "Flao Tor",
+            "torch, backward by hand",
             "torch with a hand-written backward",
             pros="Chooses what is kept for the backward",
             cons="Several passes over memory",
@@ -81,6 +92,7 @@ def _columns(save: Save) -> tuple[Column, ...]:
         ),
         _column(
             "Flao Tor C",
+            "torch, backward by hand, compiled",
             "Flao Tor under torch.compile",
             pros="Chooses what is kept, fewer passes",
             cons="Compilation",
@@ -96,11 +108,13 @@ def _fused(save: Save) -> Column:
 
     return _column(
         "Flao Tri",
+        "Fulmen, fused",
         "the fused kernel of output_gated_attention",
         pros="Each tensor is read once",
         cons="A kernel to maintain",
         save=save,
         function=run,
+        owner=ours,
         heads_first=False,
     )
 
@@ -113,11 +127,11 @@ def _least(save: Save, sizes: Sizes, n: int) -> dict[str, Work]:
 
 
 @cache
-def _requested(save: Save, architecture: Architecture, sizes: Sizes, n: int) -> Mapping[str, int]:
-    from fulmen.lab.operators.output_gate.workloads import traffic
+def _launched(save: Save, architecture: Architecture, sizes: Sizes, n: int) -> Mapping[str, list[Launch]]:
+    from fulmen.lab.operators.output_gate.workloads import launched
 
     shape, keep = (sizes.batch, n, sizes.heads, sizes.dim), {f"keep_{name}": name in save for name in ("kv", "qkv")}
-    forward, backward = traffic(architecture, *shape, **keep)
+    forward, backward = launched(architecture, *shape, **keep)
     return {"fwd": forward, "bwd": backward}
 
 
@@ -125,9 +139,8 @@ def _tiles(sizes: Sizes, dtype: torch.dtype) -> dict[str, Callable[[Architecture
     from fulmen.ops.output_gate.triton.tiles import rows_tile, sum_tile
 
     return {
-        "Sum of outer products: kv": lambda on: sum_tile(sizes.dim, sizes.dim, dtype, gated=False),
-        "The same of gated rows: dkv": lambda on: sum_tile(sizes.dim, sizes.dim, dtype, gated=True),
-        "Rows times a matrix: o, dq, dk, dv, dg": lambda on: rows_tile(sizes.dim, sizes.dim, dtype),
+        "Sum of outer products: kv, dkv": lambda on: sum_tile(sizes.dim, sizes.dim, dtype, on),
+        "Rows times a matrix: o, dq, dk, dv, dg": lambda on: rows_tile(sizes.dim, sizes.dim, dtype, on),
     }
 
 

@@ -16,6 +16,7 @@ from fulmen.lab.bench.linear_attention import (
     few_heads,
     linear,
 )
+from fulmen.lab.bench.owners import theirs
 from fulmen.lab.bench.softmax import flash_attention_2, sdpa, softmax_column
 from fulmen.lab.bench.suite import Preset, Sizes, Suite, Text
 
@@ -33,8 +34,8 @@ def _by_length(tables: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for position, what in enumerate(("speed-fwd", "speed-bwd", "speed-both", "speedup-both"), start=2):
         yield _titled("Detailed Results", what, [(row[1], row[0], row[position]) for row in detailed])
     cells = []
-    for n, ours, theirs, _ in printed["Memory Efficiency"]["rows"]:
-        cells += [(n, "LA3-Chunked", ours), (n, "PyTorch-SDPA", theirs)]
+    for n, chunked, softmax, _ in printed["Memory Efficiency"]["rows"]:
+        cells += [(n, "LA3-Chunked", chunked), (n, "PyTorch-SDPA", softmax)]
     yield _titled("Memory Efficiency", "memory-both", cells)
 
 
@@ -70,6 +71,7 @@ SUITE = Suite(
         "": (
             attention_column(
                 "LA3-Chunked",
+                "Fulmen, recomputing backward",
                 'no decay, schedule="recompute": the backward recomputes in small tiles',
                 pros="Fits small shared memories",
                 cons="Reads more in the backward",
@@ -78,6 +80,7 @@ SUITE = Suite(
             ),
             attention_column(
                 "LA3-NoDecay",
+                "Fulmen, no decay",
                 'no decay, schedule="loop": plain chunks',
                 pros="Simple, fast",
                 cons="Larger tiles in the backward",
@@ -86,6 +89,7 @@ SUITE = Suite(
             ),
             attention_column(
                 "LA3-Original",
+                "Fulmen, head decay",
                 'head decay, schedule="loop": plain chunks',
                 pros="Forgets",
                 cons="Weights for each chunk",
@@ -95,17 +99,21 @@ SUITE = Suite(
             ),
             softmax_column(
                 "FlashAttn-2",
+                "FlashAttention-2",
                 "softmax attention of the flash-attn package",
                 pros="Well-optimised baseline",
                 function=flash_attention_2,
+                owner=theirs("flash_attn"),
                 peer="flash_attn",
                 cuda_only=True,
             ),
             softmax_column(
                 "PyTorch-SDPA",
+                "Softmax attention of torch",
                 "softmax attention: torch scaled_dot_product_attention",
                 pros="Standard baseline",
                 function=sdpa,
+                owner=theirs("torch"),
             ),
         )
     },

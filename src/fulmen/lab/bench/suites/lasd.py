@@ -20,7 +20,8 @@ from fulmen.lab.bench.linear_attention import (
     few_heads,
     linear,
 )
-from fulmen.lab.bench.peers import peer, why_missing
+from fulmen.lab.bench.owners import Owner, rendered
+from fulmen.lab.bench.peers import peer, versions, why_missing
 from fulmen.lab.bench.softmax import flash, softmax_column
 from fulmen.lab.bench.suite import PUBLISHED_LENGTHS, Preset, Sizes, Suite, Text
 from fulmen.runtime.architectures import kernels_run_on
@@ -46,6 +47,10 @@ def _simple_gla(q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
     return peer("fla.ops.simple_gla.naive.naive_chunk_simple_gla")(q, k, v, decay, scale=1.0)[0]
 
 
+def _of_flash(device: str) -> Owner:
+    return Owner("flash_attn" if device == "cuda" and "flash_attn" in versions() else "torch")
+
+
 SUITE = Suite(
     name="lasd",
     about="causal linear attention with scalar decays, against softmax attention and others",
@@ -64,6 +69,7 @@ SUITE = Suite(
         "": (
             attention_column(
                 "LASD_R",
+                "Fulmen, head decay, recurrent",
                 'head decay, schedule="recurrent"',
                 pros="The order of the recurrence",
                 cons="No matrix products",
@@ -73,6 +79,7 @@ SUITE = Suite(
             ),
             attention_column(
                 "LASD_P",
+                "Fulmen, head decay",
                 'head decay, schedule="parallel"',
                 pros="O(n), matrix products only",
                 cons="One more pass over the states",
@@ -82,6 +89,7 @@ SUITE = Suite(
             ),
             attention_column(
                 "LAND_P",
+                "Fulmen, no decay",
                 'no decay, schedule="parallel"',
                 pros="The least work",
                 cons="Never forgets",
@@ -90,6 +98,7 @@ SUITE = Suite(
             ),
             attention_column(
                 "LASD_PL",
+                "Fulmen, learnable head decay",
                 'learnable head decay, schedule="parallel"',
                 pros="Gradient of the decay",
                 cons="More work in the backward",
@@ -98,6 +107,7 @@ SUITE = Suite(
             ),
             attention_column(
                 "LASD3_P",
+                "Fulmen, token decay",
                 'token decay, schedule="parallel"',
                 pros="Decay depends on the token",
                 cons="Weights for each chunk",
@@ -106,22 +116,27 @@ SUITE = Suite(
             ),
             softmax_column(
                 "Flash",
+                "Softmax attention",
                 "softmax attention: flash-attn on CUDA if installed, else the flash kernel of torch SDPA",
                 pros="Well-optimised baseline",
                 function=flash,
+                owner=_of_flash,
             ),
             attention_column(
                 "LP",
+                "Lightning Attention-2, parallel",
                 "Lightning Attention-2, all blocks in parallel: lightning2_parallel",
                 pros="The original algorithm",
                 cons="Head decay only",
                 decays=HEAD,
                 learnable=False,
                 function=lightning2_parallel,
+                owner=rendered("lightning_attn"),
                 heads_first=True,
             ),
             attention_column(
                 "LC",
+                "Lightning Attention-2, loop",
                 "Lightning Attention-2, one loop over chunks: lightning-attn on CUDA if installed, else "
                 "lightning2_chunk_loop",
                 pros="The original algorithm, no stored states",
@@ -129,25 +144,30 @@ SUITE = Suite(
                 decays=HEAD,
                 learnable=False,
                 function=_lightning2_chunk_loop,
+                owner=lambda device: Owner("lightning_attn", device == "cpu" or "lightning_attn" not in versions()),
                 heads_first=True,
             ),
             attention_column(
                 "GLA_K",
+                "GLA",
                 "channel decay: fla's chunk_gla on CUDA; on CPU our torch form of its algorithm",
                 pros="A decay for each channel",
                 cons="Decays as large as k",
                 decays=CHANNEL,
                 function=_gla,
+                owner=rendered("fla", on_cpu_only=True),
                 peer="fla",
             ),
             attention_column(
                 "GLA_S_K",
+                "Simple GLA",
                 "token decay: fla's chunk_simple_gla on CUDA; on CPU its naive chunk form if fla is installed, "
                 "else our torch form of its algorithm",
                 pros="Peer of LASD3_P",
                 cons="Stores a state for each chunk",
                 decays=TOKEN,
                 function=_simple_gla,
+                owner=lambda device: Owner("fla", device == "cpu" and "fla" not in versions()),
                 peer="fla",
             ),
         )

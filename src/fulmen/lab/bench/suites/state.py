@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from fulmen.lab.bench.linear_attention import (
     log_decays,
     scan_tiles,
 )
+from fulmen.lab.bench.owners import Owner, ours, rendered
 from fulmen.lab.bench.peers import peer
 from fulmen.lab.bench.suite import (
     PUBLISHED_LENGTHS,
@@ -37,6 +38,9 @@ from fulmen.lab.bench.suite import (
 )
 from fulmen.ops.chunks.decay_form import Decays
 from fulmen.runtime.architectures import Architecture
+
+if TYPE_CHECKING:
+    from fulmen.lab.inspect.dry_run import Launch
 
 CHUNK_SIZE = 128
 
@@ -67,13 +71,11 @@ def _gla(k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
 
 
 def _column(
-    name: str, about: str, pros: str, cons: str, decays: Decays, function: Callable[..., Tensor],
-    exact: Callable[..., Tensor] = _EXACT, peer: str = "",
+    name: str, title: str, about: str, pros: str, cons: str, decays: Decays, function: Callable[..., Tensor],
+    exact: Callable[..., Tensor] = _EXACT, owner: Callable[[str], Owner] = ours, peer: str = "",
 ) -> Column:  # fmt: skip
-    least, requested = partial(_least, decays), partial(_requested, decays)
-    return Column(
-        name, about, pros, cons, ("k", "v", *log_decays(decays)), function, exact, least, requested, peer=peer
-    )
+    least, launched, takes = partial(_least, decays), partial(_launched, decays), ("k", "v", *log_decays(decays))
+    return Column(name, title, about, pros, cons, takes, function, exact, least, launched, owner, peer=peer)
 
 
 def _least(decays: Decays, sizes: Sizes, n: int) -> dict[str, Work]:
@@ -83,10 +85,10 @@ def _least(decays: Decays, sizes: Sizes, n: int) -> dict[str, Work]:
 
 
 @cache
-def _requested(decays: Decays, architecture: Architecture, sizes: Sizes, n: int) -> Mapping[str, int]:
-    from fulmen.lab.operators.linear_attention.workloads import states_traffic
+def _launched(decays: Decays, architecture: Architecture, sizes: Sizes, n: int) -> Mapping[str, list[Launch]]:
+    from fulmen.lab.operators.linear_attention.workloads import states_launched
 
-    return {"fwd": states_traffic(architecture, decays, sizes.batch, n, sizes.heads, sizes.dim)}
+    return {"fwd": states_launched(architecture, decays, sizes.batch, n, sizes.heads, sizes.dim)}
 
 
 def _tiles(sizes: Sizes, dtype: torch.dtype) -> dict[str, Callable[[Architecture], Any]]:
@@ -115,16 +117,19 @@ SUITE = Suite(
         "": (
             _column(
                 "GLA",
+                "GLA's states",
                 "fla's state kernel on CUDA; on CPU our torch form of its algorithm",
                 pros="Peer",
                 cons="Decay on keys only",
                 decays=CHANNEL,
                 function=_gla,
                 exact=lambda k, v, decay: _entering(_EXACT(k, v, decay)),
+                owner=rendered("fla", on_cpu_only=True),
                 peer="fla",
             ),
             _column(
                 "LAVD_K",
+                "Fulmen, keys",
                 'chunk_states, channel decay, schedule="loop"',
                 pros="Reads k and v once",
                 cons="Few programs where heads are few",
@@ -133,6 +138,7 @@ SUITE = Suite(
             ),
             _column(
                 "LAVD_KV",
+                "Fulmen, keys and values",
                 'chunk_states, channel decay of keys and values, schedule="loop"',
                 pros="Reads k and v once",
                 cons="Two decays to read",
@@ -141,6 +147,7 @@ SUITE = Suite(
             ),
             _column(
                 "LAVD_K_P",
+                "Fulmen, keys, parallel",
                 'chunk_states, channel decay, schedule="parallel"',
                 pros="Fills the machine",
                 cons="One more pass over the states",
@@ -149,6 +156,7 @@ SUITE = Suite(
             ),
             _column(
                 "LAVD_KV_P",
+                "Fulmen, keys and values, parallel",
                 'chunk_states, channel decay of keys and values, schedule="parallel"',
                 pros="Fills the machine",
                 cons="One more pass over the states",

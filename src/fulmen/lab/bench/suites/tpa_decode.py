@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 import fulmen
 from fulmen.lab.bench.compiled import Compiled
+from fulmen.lab.bench.owners import ours, theirs
 from fulmen.lab.bench.suite import PUBLISHED_LENGTHS, Column, Input, Kernels, Preset, Sizes, Suite, Text, Work
 from fulmen.ops.tpa.problem import decode_of
 from fulmen.ops.tpa.reference import naive
 from fulmen.ops.tpa.torch_factorised import factorised
 from fulmen.runtime.architectures import Architecture
+
+if TYPE_CHECKING:
+    from fulmen.lab.inspect.dry_run import Launch
 
 INPUTS = {
     "aq": Input("B 1 H R"),
@@ -39,8 +43,9 @@ def _factorised(aq: Tensor, ak: Tensor, av: Tensor, bq: Tensor, bk: Tensor, bv: 
     return factorised(decode_of(aq, ak, av, bq, bk, bv))
 
 
-def _column(name: str, about: str, function: Callable[..., Tensor], pros: str, cons: str) -> Column:
-    return Column(name, about, pros, cons, tuple(INPUTS), function, _naive, _least, _requested)
+def _column(name: str, title: str, about: str, function: Callable[..., Tensor], pros: str, cons: str) -> Column:
+    owner = ours if name.startswith("tr") else theirs("torch")
+    return Column(name, title, about, pros, cons, tuple(INPUTS), function, _naive, _least, _launched, owner)
 
 
 def _least(sizes: Sizes, m: int) -> dict[str, Work]:
@@ -51,10 +56,10 @@ def _least(sizes: Sizes, m: int) -> dict[str, Work]:
 
 
 @cache
-def _requested(architecture: Architecture, sizes: Sizes, m: int) -> Mapping[str, int]:
-    from fulmen.lab.operators.tpa.workloads import traffic
+def _launched(architecture: Architecture, sizes: Sizes, m: int) -> Mapping[str, list[Launch]]:
+    from fulmen.lab.operators.tpa.workloads import launched
 
-    return {"fwd": traffic(architecture, sizes.batch, m, sizes.heads, sizes.dim, sizes.rank or 1)}
+    return {"fwd": launched(architecture, sizes.batch, m, sizes.heads, sizes.dim, sizes.rank or 1)}
 
 
 def _tiles(sizes: Sizes, dtype: torch.dtype) -> dict[str, Callable[[Architecture], Any]]:
@@ -84,6 +89,7 @@ SUITE = Suite(
         "": (
             _column(
                 "trb",
+                "Fulmen, split by sample",
                 'tpa_decode, split="batch"',
                 _split("batch"),
                 pros="Factors are read once for all heads",
@@ -91,6 +97,7 @@ SUITE = Suite(
             ),
             _column(
                 "trbh",
+                "Fulmen, split by head",
                 'tpa_decode, split="head"',
                 _split("head"),
                 pros="Many programs",
@@ -98,6 +105,7 @@ SUITE = Suite(
             ),
             _column(
                 "trbn",
+                "Fulmen, split by sequence",
                 'tpa_decode, split="sequence"',
                 _split("sequence"),
                 pros="Fills the machine at any batch",
@@ -106,12 +114,14 @@ SUITE = Suite(
             _column(
                 "to",
                 "torch on the factors",
+                "torch on the factors",
                 _factorised,
                 pros="No kernel needed",
                 cons="Scores go through memory",
             ),
             _column(
                 "toc",
+                "torch on the factors, compiled",
                 "to, under torch.compile",
                 Compiled(_factorised),
                 pros="Fewer passes over memory than to",
@@ -119,6 +129,7 @@ SUITE = Suite(
             ),
             _column(
                 "ton",
+                "torch, keys built",
                 "torch that builds q, k and v",
                 _naive,
                 pros="Simplest",
@@ -126,6 +137,7 @@ SUITE = Suite(
             ),
             _column(
                 "tonc",
+                "torch, keys built, compiled",
                 "ton, under torch.compile",
                 Compiled(_naive),
                 pros="Fewer passes over memory than ton",
@@ -140,5 +152,6 @@ SUITE = Suite(
         "quick": Preset((Sizes(2, 32, 128, 16),), (256, 1024, 4096)),
     },
     kernels=Kernels("tpa_decode", _tiles),
+    one_token=lambda section: True,
     sizes_in_title=lambda sizes: f"batch{sizes.batch}-head{sizes.heads}-dim{sizes.dim}-rank{sizes.rank}",
 )

@@ -15,7 +15,7 @@ def _rows(a: Arguments, *names: str) -> int:
 
 def _passes(a: Arguments) -> int:
     """Tokens of all heads of all sequences."""
-    first = next(a[name] for name in ("x", "y", "q", "decay") if a.get(name) is not None)
+    first = next(a[name] for name in ("x", "y", "q", "gradient", "decay") if a.get(name) is not None)
     return first.pointer.shape[0] * a["length"] * a["heads"]
 
 
@@ -43,6 +43,20 @@ def _scan(a: Arguments) -> int:
     # Only a walk backward in time that follows one forward in time adds to what that one wrote.
     follows = backward and a["y"] is not None
     return total + bytes_of(a["decay_grad"]) * (2 if follows else 1)
+
+
+def _walk(a: Arguments) -> int:
+    """One launch may walk some of the segments."""
+    tiles = ceil(a["write_size"] / a["W"])
+    total = tiles * (_rows(a, "x", "y") + _scalar_decay(a)) + _rows(a, "z", "result", "m")
+    total += _states(a, a["read_size"], a["write_size"], "entering", "leaving", "boundaries")
+    total += sum(bytes_of(a[name]) for name in ("sums", "crossing"))
+    return total * a["walked"] // a["segments"]
+
+
+def _sum_decay_gradient(a: Arguments) -> int:
+    of_walks = sum(bytes_of(a[name]) for name in ("forward", "backward", "crossing"))
+    return of_walks + bytes_of(a["gradient"]) + _scalar_decay(a)
 
 
 def _summarise(a: Arguments) -> int:
@@ -74,6 +88,8 @@ def _recur(a: Arguments) -> int:
 
 BYTES: Counts = {
     "fulmen.ops.linear_attention.triton.scan.scan": _scan,
+    "fulmen.ops.linear_attention.triton.walk.walk": _walk,
+    "fulmen.ops.linear_attention.triton.walk.sum_decay_gradient": _sum_decay_gradient,
     "fulmen.ops.linear_attention.triton.states.summarise": _summarise,
     "fulmen.ops.linear_attention.triton.states.fold": _fold,
     "fulmen.ops.linear_attention.triton.states.sum_segments": _sum_segments,

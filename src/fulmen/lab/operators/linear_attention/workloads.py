@@ -52,9 +52,9 @@ def linear_attention(launches: list[Launch], shape: Shape) -> Iterator[tuple[str
     def named(walk: str = "", other: str = "") -> Iterator[tuple[str, Launch]]:
         """Walks by what they compute, other kernels by their names, either followed by what is special here."""
         for launch in launches:
-            if launch.kernel == "scan":
-                what = launch.arguments["WALK"] if launch.arguments["result"] is not None else "output for dc"
-                yield f"{what}{walk}", launch
+            if launch.kernel in ("scan", "walk"):
+                of_dc = launch.arguments["WALK"] == "output" and launch.arguments["result"] is None
+                yield f"{'output for dc' if of_dc else launch.arguments['WALK']}{walk}", launch
             else:
                 yield f"{launch.kernel}{other}", launch
         launches.clear()
@@ -140,29 +140,38 @@ def states_memory(
 
 
 def attention_traffic(
+    architecture: Architecture, decays: Decays, schedule: str, learnable: bool = True
+) -> tuple[int, int]:
+    """Bytes that forward and backward of linear_attention request (:mod:`fulmen.lab.inspect.traffic`), at the size of
+    the published tables."""
+    forward, backward = attention_launched(architecture, decays, schedule, learnable)
+    return requested_bytes(forward), requested_bytes(backward)
+
+
+def attention_launched(
     architecture: Architecture, decays: Decays, schedule: str, learnable: bool = True,
     batch: int = 4, length: int = 32768, heads: int = 32, dim: int = 128, dtype: torch.dtype = torch.bfloat16,
-) -> tuple[int, int]:  # fmt: skip
-    """Bytes that forward and backward of linear_attention request (:mod:`fulmen.lab.inspect.traffic`)."""
+) -> tuple[list[Launch], list[Launch]]:  # fmt: skip
+    """What forward and backward of linear_attention launch."""
     with dry_run(architecture) as (launches, _):
         p = attention(decays, dtype, dim, dim, batch, length, heads)._replace(schedule=schedule)
         output = torch.empty(p.output_shape, dtype=dtype)
         _backend.forward(p, output, None)
-        forward = requested_bytes(launches)
+        forward = launches.copy()
         launches.clear()
         _backend.backward(p, output, None, gradients(p, learnable))
-    return forward, requested_bytes(launches)
+    return forward, launches
 
 
-def states_traffic(
+def states_launched(
     architecture: Architecture, decays: Decays,
     batch: int, length: int, heads: int, dim: int, dtype: torch.dtype = torch.bfloat16,
-) -> int:  # fmt: skip
+) -> list[Launch]:  # fmt: skip
     """The same for the forward of chunk_states."""
     with dry_run(architecture) as (launches, _):
         p = _states(decays, "auto", batch, length, heads, dim, dtype)
         _backend.states_forward(p, torch.empty(p.states_shape))
-    return requested_bytes(launches)
+    return launches
 
 
 def _states(decays: Decays, schedule: str, batch: int, length: int, heads: int, dim: int, dtype: torch.dtype) -> States:

@@ -16,9 +16,9 @@ def _sum_outer(a: Arguments) -> int:
 
 
 def _multiply_rows(a: Arguments) -> int:
-    """Each chunk of tokens reads the whole matrix."""
-    tiles, chunks = ceil(a["result"].size / a["W"]), ceil(a["length"] / a["C"])
-    total = tiles * (bytes_of(a["x"]) + bytes_of(a["gate"])) + chunks * bytes_of(a["matrix"])
+    """S chunks of tokens read the matrix once, or each for itself where it has more channels than a program takes."""
+    tiles, tokens = ceil(a["result"].size / a["W"]), a["C"] * (a["S"] if a["WHOLE"] else 1)
+    total = tiles * (bytes_of(a["x"]) + bytes_of(a["gate"])) + ceil(a["length"] / tokens) * bytes_of(a["matrix"])
     return total + sum(bytes_of(a[name]) for name in ("factor", "ungated", "result"))
 
 

@@ -8,7 +8,6 @@ import torch
 
 from fulmen.lab.inspect.dry_run import Launch, dry_run
 from fulmen.lab.inspect.inspection import Shape, Workload
-from fulmen.lab.inspect.traffic import requested_bytes
 from fulmen.lab.operators.output_gate.traffic import BYTES
 from fulmen.ops.output_gate import triton as _backend
 from fulmen.ops.output_gate.problem import Gated, Kept
@@ -43,16 +42,16 @@ def output_gated_attention(launches: list[Launch], shape: Shape) -> Iterator[tup
 WORKLOADS = (Workload("output_gated_attention", "kernel", ("none",), output_gated_attention),)
 
 
-def traffic(
+def launched(
     architecture: Architecture, batch: int, length: int, heads: int, dim: int, *, keep_kv: bool, keep_qkv: bool
-) -> tuple[int, int]:
-    """Bytes that forward and backward request (:mod:`fulmen.lab.inspect.traffic`), in bfloat16."""
+) -> tuple[list[Launch], list[Launch]]:
+    """What forward and backward launch, in bfloat16."""
     with dry_run(architecture) as (launches, _):
         p = call(torch.bfloat16, dim, dim, batch, length, heads)
         output = torch.empty_like(p.gate)
         kept = Kept(torch.empty(p.kv_shape) if keep_kv else None, torch.empty(p.gate.shape) if keep_qkv else None)
         _backend.forward(p, output, kept)
-        forward = requested_bytes(launches)
+        forward = launches.copy()
         launches.clear()
         _backend.backward(p, kept, output, Gated(*map(torch.empty_like, p)))
-    return forward, requested_bytes(launches)
+    return forward, launches

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from fulmen.lab.inspect.dry_run import Launch, dry_run
 from fulmen.lab.inspect.inspection import Shape, Workload
-from fulmen.lab.inspect.traffic import requested_bytes
 from fulmen.lab.operators.tpa.traffic import BYTES
 from fulmen.ops.tpa import triton as _backend
 from fulmen.ops.tpa.problem import Decode, decode_of
@@ -63,9 +62,9 @@ def workspace(architecture: Architecture, tokens: int, dtype: torch.dtype = torc
     return found[0]
 
 
-def traffic(architecture: Architecture, batch: int, tokens: int, heads: int, dim: int, rank: int) -> int:
-    """Bytes that a call with split="auto" requests (:mod:`fulmen.lab.inspect.traffic`), in bfloat16."""
+def launched(architecture: Architecture, batch: int, tokens: int, heads: int, dim: int, rank: int) -> list[Launch]:
+    """What a call with split="auto" launches, in bfloat16."""
     with dry_run(architecture) as (launches, _):
         p = call(torch.bfloat16, dim, dim, tokens=tokens, batch=batch, heads=heads, rank=rank)
         _backend.forward(p, torch.empty(p.output_shape, dtype=torch.bfloat16))
-    return requested_bytes(launches)
+    return launches

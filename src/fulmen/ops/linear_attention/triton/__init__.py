@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from fulmen.ops.chunks.decay_form import as_sequence
-from fulmen.ops.chunks.sequences import sum_shared_heads
 from fulmen.ops.linear_attention.problem import Attention, Gradients, States, Step
-from fulmen.ops.linear_attention.triton.launch import DecayGradient, Launcher, partition_attention
+from fulmen.ops.linear_attention.triton import scalar
+from fulmen.ops.linear_attention.triton.boundaries import fill_boundary, new_boundaries, per_head, sum_heads
+from fulmen.ops.linear_attention.triton.decay_gradients import DecayGradient
+from fulmen.ops.linear_attention.triton.launch import Launcher, partition_attention
 from fulmen.triton_common.launching import on_its_device
 from fulmen.triton_common.operands import Partition, readable
 
@@ -30,6 +32,9 @@ def forward(p: Attention, output: Tensor, state: Tensor | None) -> None:
     run.clear_rest(output)
     if p.schedule == "recurrent":
         run.recur(p.q, p.k, p.v, output, p.scale, p.initial_state, state)
+        return
+    if run.of_scalars:
+        scalar.forward(run, p, output, state)
         return
     entering, leaving = p.initial_state, state
     if run.partition.segments > 1:
@@ -48,6 +53,10 @@ def backward(p: Attention, grad_output: Tensor | None, grad_state: Tensor | None
     do = None if grad_output is None else readable(grad_output)
     schedule = "loop" if p.schedule == "recurrent" or do is None else p.schedule
     run = Launcher(p, *partition_attention(p, schedule), small=schedule == "recompute")
+    if run.of_scalars:
+        scalar.backward(p, schedule, do, grad_state, grads)
+        run.clear_rest(grads.q, grads.k, grads.v, grads.log_decay)
+        return
     key = DecayGradient(run, p.k, grads.log_decay, "key", walks=2 if do is not None else 1)
     value = DecayGradient(run, p.v, grads.log_decay_v, "value", walks=2 if do is not None else 1)
 
@@ -157,7 +166,7 @@ def step(p: Step, output: Tensor) -> None:
 def states_forward(p: States, states: Tensor) -> None:
     p = with_readable_rows(p)
     run = Launcher(p, *partition_states(p), small=False)
-    fill_first_boundary(states[:, :, 0], p.initial_state)
+    fill_boundary(states[:, :, 0], p.initial_state)
     if p.k.shape[1] == 0:
         return
     one_by_one = p.schedule in ("loop", "recurrent") or (p.schedule == "auto" and run.heads_fill_the_card)
@@ -173,6 +182,9 @@ def states_backward(p: States, states: Tensor, grad_states: Tensor, grads: Gradi
     entering = grad_states.clone(memory_format=torch.contiguous_format)
     if p.k.shape[1] > 0:
         run.fold(entering, backward=True)
+        if run.of_scalars:
+            scalar.states_backward(run, p, states, entering, grads)
+    if p.k.shape[1] > 0 and not run.of_scalars:
         key = DecayGradient(run, p.k, grads.log_decay, "key", walks=1)
         value = DecayGradient(run, p.v, grads.log_decay_v, "value", walks=1)
         backward_from_states(run, p, None, entering, None, states, (key, value), grads)
@@ -183,7 +195,7 @@ def states_backward(p: States, states: Tensor, grad_states: Tensor, grads: Gradi
 def state_boundaries(run: Launcher, p: Attention) -> Tensor:
     """The states at the boundaries of all segments, ``[sequences, H, segments + 1, D, E]``."""
     boundaries = new_boundaries(run, p)
-    fill_first_boundary(boundaries[:, :, 0], p.initial_state)
+    fill_boundary(boundaries[:, :, 0], p.initial_state)
     run.summarise(p.k, p.v, boundaries)
     run.fold(boundaries)
     return boundaries
@@ -192,22 +204,10 @@ def state_boundaries(run: Launcher, p: Attention) -> Tensor:
 def grad_boundaries(run: Launcher, p: Attention, do: Tensor, grad_state: Tensor | None) -> Tensor:
     """The gradients of these states."""
     boundaries = new_boundaries(run, p)
-    fill_first_boundary(boundaries[:, :, -1], grad_state)
+    fill_boundary(boundaries[:, :, -1], grad_state)
     run.summarise(p.q, do, boundaries, backward=True, scale=p.scale)
     run.fold(boundaries, backward=True)
     return boundaries
-
-
-def new_boundaries(run: Launcher, p: Attention) -> Tensor:
-    sequences, heads, key_size, value_size = p.state_shape
-    return p.k.new_empty(sequences, heads, run.partition.segments + 1, key_size, value_size, dtype=torch.float32)
-
-
-def fill_first_boundary(boundary: Tensor, state: Tensor | None) -> None:
-    if state is None:
-        boundary.zero_()
-    else:
-        boundary.copy_(state)
 
 
 def partition_states(p: States) -> tuple[Partition, int]:
@@ -220,15 +220,3 @@ def with_readable_rows(p: AnyCall) -> AnyCall:
     """The call with k, v and q copied where kernels cannot read them. (The launcher sees to decays and states.)"""
     p = p._replace(k=readable(p.k), v=readable(p.v))
     return p._replace(q=readable(p.q)) if isinstance(p, Attention) else p
-
-
-def per_head(gradient: Tensor | None, heads: int) -> Tensor | None:
-    """Where a walk writes a gradient: heads that share one head are added up afterwards, before rounding."""
-    if gradient is None or gradient.shape[2] == heads:
-        return gradient
-    return gradient.new_empty(*gradient.shape[:2], heads, gradient.shape[3], dtype=torch.float32)
-
-
-def sum_heads(of_heads: Tensor | None, gradient: Tensor | None) -> None:
-    if of_heads is not None and gradient is not None and of_heads is not gradient:
-        gradient.copy_(sum_shared_heads(of_heads, gradient.shape[2]))

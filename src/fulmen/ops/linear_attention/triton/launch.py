@@ -14,17 +14,20 @@ from fulmen.ops.linear_attention.problem import Attention, States
 from fulmen.ops.linear_attention.triton.recurrent import recur
 from fulmen.ops.linear_attention.triton.scan import scan
 from fulmen.ops.linear_attention.triton.states import fold, sum_segments, summarise
-from fulmen.ops.linear_attention.triton.tiles import fold_tile, recurrent_tile, scan_tile, sum_tile
+from fulmen.ops.linear_attention.triton.tiles import fold_tile, recurrent_tile, scan_tile, sum_tile, walk_tile
+from fulmen.ops.linear_attention.triton.walk import sum_decay_gradient
+from fulmen.ops.linear_attention.triton.walk import walk as walk_kernel
 from fulmen.runtime.architectures import Architecture, architecture_of
 from fulmen.triton_common import operands
 from fulmen.triton_common.operands import UNIT, Partition, Tokens
 from fulmen.triton_common.packed import clear_rest
-from fulmen.triton_common.tiles import Tile, padded
+from fulmen.triton_common.tiles import Tile, WalkTile, padded
 
 # The axis of the states that a walk writes, by what it computes.
-WALKS = {"output": "value", "dq": "key", "dk": "key", "dv": "value"}
+WALKS = {"output": "value", "dq": "key", "dk": "key", "dv": "value", "summary": "value", "summary_backward": "value"}
+BACKWARD = ("dk", "dv", "summary_backward")  # in time
 # Below this many tokens a segment does not pay for the extra pass over k and v that finds the states between segments.
-SHORTEST_SEGMENT = 1024
+SHORTEST_SEGMENT = 256
 
 
 class LogDecays(NamedTuple):
@@ -36,8 +39,18 @@ class LogDecays(NamedTuple):
 
 
 @dataclass(frozen=True)
+class RowSums:
+    """What a walk leaves for the gradient of a scalar decay; see :class:`fulmen.ops.linear_attention.triton.walk`."""
+
+    factor: Tensor  # of the results in the loss: q or k
+    sums: Tensor  # [B, N, H * tiles]
+    crossing: Tensor | None  # [sequences, segments, H * tiles], for the walk backward in time
+    boundaries: Tensor | None  # the states there
+
+
+@dataclass(frozen=True)
 class Gradient:
-    """What a walk needs to collect the gradient of the decay of the axis it writes."""
+    """What a scan needs to collect the gradient of the decay of the axis it writes."""
 
     factor: Tensor  # of the results in the loss: q, k, v or the output's gradient
     parts: Tensor  # see :class:`DecayGradient`
@@ -81,6 +94,89 @@ class Launcher:
     def scan_tile(self, writes: str, gradient: bool) -> Tile:
         read, write = self.sizes(writes)
         return scan_tile(self.architecture, read, write, self.dtype, self.decays, gradient, self.small)
+
+    @property
+    def of_scalars(self) -> bool:
+        """Whether all channels of a token decay alike, so that :func:`walk` serves."""
+        return self.decays.channel_axes == 0
+
+    def walk_tile(self, writes: str, precise: bool = False) -> WalkTile:
+        read, write = self.sizes(writes)
+        return walk_tile(self.architecture, read, write, self.walk_precision(precise), self.small)
+
+    def walk(
+        self,
+        x: Tensor | None,
+        y: Tensor | None,
+        z: Tensor | None,
+        result: Tensor | None,
+        *,
+        walk: str,
+        scale: float,
+        entering: Tensor | None,
+        leaving: Tensor | None = None,
+        row_sums: RowSums | None = None,
+        precise: bool = False,
+        one_by_one: bool = False,
+    ) -> None:
+        """``walk`` is the one of :data:`WALKS` that computes ``result``.
+
+        Args:
+            precise: whether the gradient of a decay depends on it.
+            one_by_one: walk a segment after the other, each from what left the one before.
+        """
+        writes, segments = WALKS[walk], self.partition.segments
+        read_size, write_size = self.sizes(writes)
+        tile = self.walk_tile(writes, precise)
+        walked = 1 if one_by_one else segments
+        programs = self.sequences * walked * self.heads * triton.cdiv(write_size, tile.width)
+        if programs == 0:
+            return
+        transposed = (writes == "key") != tile.mirrored
+        firsts = range(0, segments, walked)
+        for first in reversed(firsts) if walk in BACKWARD else firsts:
+            walk_kernel[(programs,)](
+                self.tokens(x), self.tokens(y), self.tokens(z), self.tokens(result), self.logs.scalar,
+                self.states(operands.readable_state(entering), transposed), self.states(leaving, transposed),
+                *self.row_sums(row_sums, transposed), first, walked,
+                *self.partition, self.heads, read_size, write_size, scale,
+                C=tile.chunk, R=padded(read_size), W=tile.width, MIRRORED=tile.mirrored,
+                WHOLE=read_size == padded(read_size) and write_size % tile.width == 0,
+                PER_TOKEN=self.per_token, WALK=walk,
+                PRECISION=self.walk_precision(precise),
+                **tile.options,
+            )  # fmt: skip
+
+    def walk_precision(self, precise: bool) -> str:
+        """Gradients of decays take away what they added. One for a whole head moreover adds what is left over all
+        tokens, and every token's error with it as often as there are tokens before it."""
+        if precise:
+            return self.precision("two terms" if self.per_token else "three terms")
+        return precision_of(self.dtype, self.architecture)
+
+    def row_sums(self, row_sums: RowSums | None, transposed: bool) -> tuple[Any, Any, Any, Any]:
+        if row_sums is None:
+            return None, None, None, None
+        return (
+            self.tokens(row_sums.factor),
+            numbers(row_sums.sums),
+            numbers(row_sums.crossing),
+            self.states(row_sums.boundaries, transposed),
+        )
+
+    def sum_decay_gradient(
+        self, forward: Tensor | None, backward: Tensor, crossing: Tensor, gradient: Tensor
+    ) -> None:  # fmt: skip
+        """``gradient`` ``[B, N, H]`` of a scalar decay, from what the walks left."""
+        programs = self.sequences * self.partition.segments * self.heads
+        if programs == 0:
+            return
+        tile = sum_tile(1)
+        sum_decay_gradient[(programs,)](
+            self.logs.scalar, numbers(forward), numbers(backward), numbers(crossing), self.tokens(gradient),
+            self.starts_empty, *self.partition, self.heads,
+            C=tile.chunk, TILES=backward.shape[2] // self.heads, PER_TOKEN=self.per_token, **tile.options,
+        )  # fmt: skip
 
     def scan(
         self,
@@ -218,43 +314,14 @@ class Launcher:
         return None if x is None else operands.states(x, transposed)
 
 
-class DecayGradient:
-    """The gradient of the decay of one axis, as the walks that write this axis collect it.
+def precision_of(dtype: torch.dtype, architecture: Architecture) -> str:
+    """How walks compute the products of results that are rounded to ``dtype``: no better than the inputs are."""
+    return {torch.bfloat16: "one term", torch.float16: "two terms"}.get(dtype, architecture.single)
 
-    A decay per channel is written as it is, ``[B, N, H, K]``. A scalar one has parts, one for each tile of the axis:
-    ``[B, N, H, tiles]``, or ``[sequences, segments, H, tiles]`` for one number per head.
 
-    Args:
-        into: where it goes in the end; None if nobody requests it.
-        walks: 2, or 1 where there is only the walk backward in time.
-    """
-
-    def __init__(self, run: Launcher, like: Tensor, into: Tensor | None, axis: str, walks: int) -> None:
-        self.into, self.form = into, DecayForm.of(into)
-        if into is None:
-            return
-        tile = run.scan_tile(axis, gradient=True)
-        batch, length, _, size = like.shape
-        of_channels, of_heads = self.form.by_channel, not self.form.has_tokens
-        columns = size if of_channels else triton.cdiv(size, tile.width)
-        outer = (run.sequences, run.partition.segments) if of_heads else (batch, length)
-        self.parts = into if of_channels else into.new_empty(*outer, run.heads, columns)
-        self.given = None
-        if walks == 2 and of_heads:  # other forms hold it in the gradient itself
-            packed = run.partition.cu_seqlens is not None
-            chunks = length // tile.chunk + run.sequences if packed else triton.cdiv(length, tile.chunk)
-            self.given = into.new_empty(batch, chunks, run.heads, columns)
-
-    @property
-    def requested(self) -> bool:
-        return self.into is not None
-
-    def walk(self, factor: Tensor, boundaries: Tensor | None = None) -> Gradient | None:
-        return None if self.into is None else Gradient(factor, self.parts, self.given, boundaries)
-
-    def finish(self) -> None:
-        if self.into is not None and not self.form.by_channel:
-            torch.sum(self.parts, 3 if self.form.has_tokens else (0, 1, 3), out=self.into)
+def numbers(x: Tensor | None) -> Tokens | None:
+    """One for each token of each of its own heads."""
+    return None if x is None else operands.tokens(x, x.shape[2])
 
 
 def log_decays_of(p: Attention | States, heads: int) -> LogDecays:
@@ -270,24 +337,35 @@ def log_decays_of(p: Attention | States, heads: int) -> LogDecays:
     return LogDecays(None, key, value) if p.decays.key.by_channel else LogDecays(key, None, value)
 
 
-def partition_attention(p: Attention, schedule: str) -> tuple[Partition, int]:
-    """How a schedule partitions the sequences into segments, and how many sequences there are."""
+def partition_attention(p: Attention, schedule: str, longest: int | None = None) -> tuple[Partition, int]:
+    """How a schedule partitions the sequences into segments, of ``longest`` tokens at most (packed sequences: in the
+    mean), and how many sequences there are."""
     length, sequences = p.q.shape[1], p.state_shape[0]
     if schedule in ("parallel", "recompute"):
         tokens = UNIT.value
     elif schedule == "auto" and not torch.are_deterministic_algorithms_enabled():
         architecture = architecture_of(p.q.device)
-        tile = scan_tile(architecture, p.q.shape[3], p.v.shape[3], p.q.dtype, p.decays, gradient=False, small=False)
-        programs = sequences * p.heads * triton.cdiv(p.v.shape[3], tile.width)
-        wanted = triton.cdiv(2 * architecture.multiprocessors, max(programs, 1))
+        programs, resident = programs_of(p, architecture)
+        wanted = max(resident * architecture.multiprocessors // max(programs, 1), 1)
         tokens = max(
             triton.cdiv(triton.cdiv(length, sequences if p.cu_seqlens is not None else 1), wanted), SHORTEST_SEGMENT
         )
     else:
         tokens = length
+    tokens = tokens if longest is None else min(tokens, longest)
     tokens = max(triton.cdiv(tokens, UNIT.value), 1) * UNIT.value
     if p.cu_seqlens is None:
         return Partition(None, length, max(triton.cdiv(length, tokens), 1), tokens), sequences
     return Partition(
         p.cu_seqlens.contiguous(), length, max(triton.cdiv(length, tokens * sequences), 1), tokens
     ), sequences
+
+
+def programs_of(p: Attention, architecture: Architecture) -> tuple[int, int]:
+    """Of a walk with one segment: how many there are, and how many a multiprocessor holds at once."""
+    sizes, heads = (p.q.shape[3], p.v.shape[3]), p.state_shape[0] * p.heads
+    if p.decays.channel_axes:
+        of_scan = scan_tile(architecture, *sizes, p.q.dtype, p.decays, gradient=False, small=False)
+        return heads * triton.cdiv(sizes[1], of_scan.width), 2
+    tile = walk_tile(architecture, *sizes, precision_of(p.q.dtype, architecture), small=False)
+    return heads * triton.cdiv(sizes[1], tile.width), tile.resident

@@ -1,9 +1,9 @@
 """Tile sizes, warps and stages of the kernels of linear attention: a table.
 
-How entries were chosen: by compiling (`fulmen inspect`), since no GPU was at hand; wide tiles were preferred and
-narrowed where they spilled. Wide, because a program reads the whole of x and y for each tile of the written axis: at
-128 channels, 64 columns request 1.5 times the bytes of reading all once, 32 columns 2.5 times. One stage, because a
-second one, where it was tried, held operands in registers for longer and spilled.
+How the entries of scans, which serve decays per channel, were chosen: by compiling (`fulmen inspect`); wide tiles were
+preferred and narrowed where they spilled. Wide, because a program reads the whole of x and y for each tile of the
+written axis: at 128 channels, 64 columns request 1.5 times the bytes of reading all once, 32 columns 2.5 times. One
+stage, because a second one, where it was tried, held operands in registers for longer and spilled.
 
 What limits: with R channels of the read axis a program holds its state [R, width], x and y [chunk, R], and Triton lets
 every warp hold a whole operand of a product whose result has fewer rows than columns; so chunks are short. Decays per
@@ -15,11 +15,13 @@ decays do without: adding up would be most of their work. On AMD, 64 channels al
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from fulmen.ops.chunks.decay_form import Decays
 from fulmen.runtime.architectures import Architecture
-from fulmen.triton_common.tiles import Tile, padded
+from fulmen.triton_common.tiles import Tile, WalkTile, padded
 
 # By how many axes have a decay per channel, whether the walk collects a decay's gradient, and the (padded) channels it
 # reads: up to 64, 128, 256, 512.
@@ -55,6 +57,34 @@ _TABLE = {
     # Of 240 to 255 registers for decays of both axes, 253 spill nothing.
     "sm_100": _NVIDIA | _FREE | {(2, True): _NARROW | {64: Tile(16, 32, 4, 4, 253)}},
 }
+# Of walks where all channels decay alike, by how products are computed, for up to 128 channels that are read. By the
+# cost model (docs/gpu.md), on the size of the published tables: of the chunks, widths, warps and registers that were
+# tried, those that take the least time, spilling or not. Half of a 128 x 128 state, in 4 warps, leaves room for three
+# programs on a multiprocessor of an A100 and for two on an H100's, where products of 64 rows go to the faster tensor
+# instructions. sm_120 has the instructions of sm_80, sm_100 those that need 64 rows; AMD's were only compiled.
+_AMPERE = {
+    "one term": WalkTile(32, 64, 4, 2, 168, True, 3),
+    "two terms": WalkTile(16, 64, 4, 2, 168, True, 3),
+    "three terms": WalkTile(16, 64, 4, 2, 168, True, 3),
+    "float32": WalkTile(16, 64, 4, 2, 255, True, 2),
+}
+_HOPPER = {
+    "one term": WalkTile(64, 64, 4, 2, 255, False, 2),
+    "two terms": WalkTile(64, 64, 4, 2, 255, False, 2),
+    "three terms": WalkTile(32, 64, 4, 2, 255, False, 2),
+    "float32": WalkTile(16, 64, 4, 2, 255, True, 2),
+}
+_WALKS = {
+    "sm_80": _AMPERE,
+    "sm_90": _HOPPER,
+    # Without the pattern that was reported to fail on Hopper with Triton 3.7.1: chunks of 64, 4 warps, wgmma.
+    "sm_90_short": _HOPPER | dict.fromkeys(("one term", "two terms"), _HOPPER["three terms"]),
+    "sm_100": _HOPPER,
+    "sm_120": _AMPERE,
+    "gfx942": {name: tile._replace(registers=None, resident=2) for name, tile in _AMPERE.items()},
+    "gfx950": {name: tile._replace(registers=None, resident=2) for name, tile in _AMPERE.items()},
+}
+WALK_TILES = "FULMEN_WALK_TILES"  # the environment variable that takes another line of this table: "sm_90_short"
 # The "recompute" schedule trades reads for shared memory.
 _SMALL_WIDTH = 32
 
@@ -78,6 +108,24 @@ def scan_tile(
         tile = tile._replace(chunk=16)
     width = min(tile.width, padded(write), _SMALL_WIDTH if small else tile.width)
     return tile._replace(width=width, slices=min(tile.slices, padded(read) // 16))
+
+
+def walk_tile(architecture: Architecture, read: int, write: int, precision: str, small: bool) -> WalkTile:
+    """For a walk over chunks where all channels of a token decay alike.
+
+    Args:
+        read: channels of the axis that is summed over; write: of the other one.
+        precision: of products (:mod:`fulmen.triton_common.products`).
+        small: for the "recompute" schedule.
+    """
+    tiles = _WALKS[os.environ.get(WALK_TILES) or architecture.name]
+    tile = tiles.get(precision, tiles["float32"])
+    width = max(tile.width * 128 // max(padded(read), 128), 16)  # the state is as large for more channels
+    if small:
+        tile, width = tile._replace(chunk=16), min(width, _SMALL_WIDTH)
+    if padded(read) > 128 and tile.registers is not None:
+        tile = tile._replace(registers=255, resident=max(tile.resident - 1, 1))
+    return tile._replace(width=min(width, padded(write)))
 
 
 def fold_tile() -> Tile:

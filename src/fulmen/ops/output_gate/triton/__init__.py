@@ -5,7 +5,8 @@
 
 The tokens of a sum are partitioned into segments, as few as fill the card, whose sums are added up in order: no
 atomics, and the same call gives the same bits. Products are as exact as in linear attention
-(:mod:`fulmen.triton_common.products`): kv and dkv are float32 and enter a product as two bfloat16 terms.
+(:mod:`fulmen.triton_common.products`): kv and dkv are float32, and they and do ⊙ gate enter a product rounded to
+bfloat16 beside inputs that are, as two bfloat16 terms beside float16.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from fulmen.triton_common.launching import on_its_device
 from fulmen.triton_common.operands import readable, states, tokens
 
 SHORTEST_SEGMENT = 1024
+CHUNKS = 8  # of tokens that a program multiplies with one matrix
 
 
 @on_its_device
@@ -50,11 +52,11 @@ def _sum_outer(what: str, x: Tensor, y: Tensor, *, gate: Tensor | None = None, i
     batch, length, heads, rows = x.shape
     columns = y.shape[3]
     sums = x.new_empty(batch, heads, rows, columns, dtype=torch.float32) if into is None else into
-    tile = sum_tile(rows, columns, x.dtype, gate is not None)
+    architecture = architecture_of(x.device)
+    tile = sum_tile(rows, columns, x.dtype, architecture)
     programs = batch * heads * triton.cdiv(rows, tile.depth) * triton.cdiv(columns, tile.width)
     if programs == 0:
         return sums
-    architecture = architecture_of(x.device)
     segments = min(triton.cdiv(architecture.multiprocessors, programs), max(1, length // SHORTEST_SEGMENT))
     if torch.are_deterministic_algorithms_enabled():
         segments = 1  # bits then do not depend on the batch
@@ -62,8 +64,8 @@ def _sum_outer(what: str, x: Tensor, y: Tensor, *, gate: Tensor | None = None, i
     sum_outer[(programs * segments,)](
         tokens(x, heads), tokens(y, heads), None if gate is None else tokens(gate, heads), states(parts),
         length, triton.cdiv(length, segments), segments, heads,
-        C=tile.chunk, R=tile.depth, W=tile.width, PRECISION=_precision(x), RESULT=what,
-        **tile.options,
+        C=tile.chunk, R=tile.depth, W=tile.width, PRECISION=_precision(x), ROUNDS=x.dtype == torch.bfloat16,
+        RESULT=what, **tile.options,
     )  # fmt: skip
     if segments > 1:
         torch.sum(parts, 2, out=sums)
@@ -83,15 +85,15 @@ def _multiply_rows(
     """``result = factor ⊙ ((x ⊙ gate)·matrix)``, and the same without the factor to ``ungated``."""
     batch, length, heads, depth = x.shape
     columns = result.shape[3]
-    tile = rows_tile(depth, columns, x.dtype)
-    programs = batch * heads * triton.cdiv(length, tile.chunk) * triton.cdiv(columns, tile.width)
+    tile = rows_tile(depth, columns, x.dtype, architecture_of(x.device))
+    programs = batch * heads * triton.cdiv(length, CHUNKS * tile.chunk) * triton.cdiv(columns, tile.width)
     if programs == 0:
         return
     multiply_rows[(programs,)](
         tokens(x, heads), *(None if t is None else tokens(t, heads) for t in (gate, factor, ungated)),
         states(matrix), tokens(result, heads), length, heads,
-        C=tile.chunk, R=tile.depth, W=tile.width, PRECISION=_precision(x), RESULT=what,
-        **tile.options,
+        C=tile.chunk, S=CHUNKS, R=tile.depth, W=tile.width, WHOLE=depth <= tile.depth,
+        PRECISION=_precision(x), ROUNDS=x.dtype == torch.bfloat16, RESULT=what, **tile.options,
     )  # fmt: skip
 
 

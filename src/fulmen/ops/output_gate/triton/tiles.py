@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from fulmen.runtime.architectures import Architecture
 from fulmen.triton_common.tiles import launch_options, padded
 
 
@@ -21,24 +22,23 @@ class ProductTile(NamedTuple):
         return launch_options(self.warps, self.stages)
 
 
-# By the bytes of an element. The largest that spill nothing in bfloat16 and float16, since each tile of the result
-# reads its operands again; float32 operands take twice the room.
-_SUM = {2: ProductTile(32, 128, 128, 8), 4: ProductTile(16, 64, 64, 8)}
-_GATED_SUM_WIDTH = 64  # 128 spill on sm_120
-_ROWS = {2: ProductTile(128, 32, 128, 8), 4: ProductTile(32, 32, 64, 8)}
-_NARROW_ROWS = {2: ProductTile(128, 16, 64, 8), 4: ProductTile(32, 32, 64, 8)}  # for at most 64 columns
+# By the bytes of an element. Those of 16 bits were chosen by the model of an A100 (docs/gpu_cost.md): all of them are
+# bound by memory there at 128 channels. float32 operands take twice the room.
+_SUM = {2: ProductTile(32, 128, 128, 8, stages=3), 4: ProductTile(16, 64, 64, 8)}
+_ROWS = {2: ProductTile(64, 128, 128, 8, stages=2), 4: ProductTile(32, 32, 64, 8)}
 
 
-def sum_tile(rows: int, columns: int, dtype: torch.dtype, gated: bool) -> ProductTile:
-    """For the sum over tokens of outer products, ``[rows, columns]``; ``gated`` where columns have a factor."""
-    return _fitted(_SUM[dtype.itemsize], rows, min(columns, _GATED_SUM_WIDTH) if gated else columns)
+def sum_tile(rows: int, columns: int, dtype: torch.dtype, architecture: Architecture) -> ProductTile:
+    """For the sum over tokens of outer products, ``[rows, columns]``."""
+    return _fitted(_SUM[dtype.itemsize], rows, columns, architecture)
 
 
-def rows_tile(depth: int, columns: int, dtype: torch.dtype) -> ProductTile:
+def rows_tile(depth: int, columns: int, dtype: torch.dtype, architecture: Architecture) -> ProductTile:
     """For rows of ``depth`` channels times a matrix ``[depth, columns]``."""
-    tiles = _NARROW_ROWS if columns <= 64 else _ROWS
-    return _fitted(tiles[dtype.itemsize], depth, columns)
+    return _fitted(_ROWS[dtype.itemsize], depth, columns, architecture)
 
 
-def _fitted(tile: ProductTile, depth: int, width: int) -> ProductTile:
-    return tile._replace(depth=min(tile.depth, padded(depth)), width=min(tile.width, padded(width)))
+def _fitted(tile: ProductTile, depth: int, width: int, architecture: Architecture) -> ProductTile:
+    """On AMD a pipeline's second stage takes shared memory that gfx942 does not have."""
+    stages = tile.stages if architecture.backend == "cuda" else 1
+    return tile._replace(depth=min(tile.depth, padded(depth)), width=min(tile.width, padded(width)), stages=stages)

@@ -9,14 +9,18 @@ from fulmen.triton_common.tiles import Tile, padded
 
 
 def decode_tile(architecture: Architecture, key_size: int, value_size: int, dtype: torch.dtype, heads: int) -> Tile:
-    """``chunk`` tokens at once; ``width`` heads in one program, whose output [heads, E] stays in registers. With four
-    warps or 64 tokens, some uses spilled on NVIDIA, and others where ptxas settled on 128 registers."""
+    """``chunk`` tokens at once; ``width`` heads in one program, whose output [heads, E] stays in registers.
+
+    By the model of an A100 (docs/gpu_cost.md): with 168 registers three programs fit a multiprocessor, and take 0.37 of
+    the time of one with 8 warps and 255. What is not modelled may use all registers: ptxas would settle on 128."""
     large = max(padded(key_size), padded(value_size))
+    most_heads = 16 if large > (128 if dtype == torch.float32 else 256) else 32
+    width = min(padded(heads), most_heads)
+    if architecture.backend == "cuda" and large <= 128 and dtype.itemsize == 2:
+        return Tile(32, width, 4, registers=168, stages=2)
     chunk = 16 if large > 256 or (dtype == torch.float32 and large > 64) else 32
     warps = 8 if architecture.backend == "cuda" or large > 128 else 4
-    registers = 255 if architecture.backend == "cuda" else None
-    most_heads = 16 if large > (128 if dtype == torch.float32 else 256) else 32
-    return Tile(chunk, min(padded(heads), most_heads), warps, registers=registers)
+    return Tile(chunk, width, warps, registers=255 if architecture.backend == "cuda" else None)
 
 
 def decode_ranks(key_size: int, dtype: torch.dtype) -> int:

@@ -1,0 +1,203 @@
+"""The kernel that walks the chunks of a segment where all channels of a token share one decay, or nothing decays.
+
+    S ← e^total S + Σ_j e^leave_j y_j z_jᵀ             the state [R, W], over the chunks of the segment
+    r_i = e^enter_i x_i S + Σ_j e^between_ij (x_i · y_j) z_j     what the tokens of a chunk get
+
+Forward in time with (x, y, z) = (q, k, v) it is the output, and with (do, v, k), the two axes exchanged, dq. Backward
+in time with (v, do, q) it is dk, and with (k, q, do) dv; S is then the gradient of the state. Without x it is what a
+segment adds to the state, and without y and z what the entering state alone gives.
+
+How it is written is what the cost model asks for (docs/gpu.md): all loads stand at the top of the loop, so that the
+next chunk's are under way while this one is worked on; the scale goes into weights that are there anyway; and
+``MIRRORED`` computes the transpose of everything. The state is then the left factor of its product with the rows, which
+on NVIDIA's before Hopper stays in registers, where the right one goes through shared memory.
+
+The gradient of the decay needs the walks that write the key axis, dq and dk, with m = q and m = k. They leave the sums
+m_i · r_i of each token behind, without the pair of the token with itself, which does not decay; and the walk backward
+in time also Σ S ⊙ dS at the end of its segment. :func:`sum_decay_gradient` makes the gradient of them.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from fulmen.ops.linear_attention.triton.naming import decays
+from fulmen.triton_common.decays import exponents, weigh
+from fulmen.triton_common.mirrored import (
+    by_column,
+    by_row,
+    load_oriented_state,
+    oriented,
+    store_oriented_state,
+    sum_columns,
+    times,
+)
+from fulmen.triton_common.naming import Compiled, named
+from fulmen.triton_common.operands import PARTITION_NUMBERS, Partition, load_rows, place, row_of, store_rows
+from fulmen.triton_common.products import ONE_TERM
+
+NOTHING = tl.constexpr(-24.0 * 0.6931471805599453)  # e^NOTHING is 2^-24: beside 1, nothing in float32
+
+
+def words(walk: Compiled) -> tuple[str, ...]:
+    form = decays(walk.has("decay") and not walk["PER_TOKEN"], walk["PER_TOKEN"], False, False)
+    return walk["WALK"], form, "and_gradient" if walk.has("m") else ""
+
+
+@triton.jit(
+    repr=named("linear_attention", words),
+    do_not_specialize=("first_segment", "walked"),
+    do_not_specialize_on_alignment=PARTITION_NUMBERS,
+)
+def walk(
+    x, y, z, result,  # Tokens or None
+    decay,  # Tokens; None: nothing decays
+    entering, leaving,  # States by boundary; None: zeros enter, what leaves is not stored
+    m, sums, crossing, boundaries,  # for the gradient of the decay; boundaries: the states, where S is their gradient
+    first_segment, walked,  # the segments of this launch
+    cu_seqlens, length, segments, segment_tokens, heads, read_size, write_size, scale,
+    C: tl.constexpr, R: tl.constexpr, W: tl.constexpr, MIRRORED: tl.constexpr, WHOLE: tl.constexpr,
+    PER_TOKEN: tl.constexpr, WALK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    partition = Partition(cu_seqlens, length, segments, segment_tokens)
+    tiles = tl.cdiv(write_size, W)
+    program = tl.program_id(0)
+    tile, head = program % tiles, program // tiles % heads
+    segment, sequence = first_segment + program // (tiles * heads) % walked, program // (tiles * heads * walked)
+    batch, _, first, last = place(partition, sequence, segment)
+    reads, writes = tl.arange(0, R), tile * W + tl.arange(0, W)
+    BACKWARD: tl.constexpr = WALK == "dk" or WALK == "dv" or WALK == "summary_backward"  # in time
+    # What a token gives to itself is no part of the decay's gradient, and need be no better than the other results.
+    OWN: tl.constexpr = ONE_TERM if z is not None and z.pointer.dtype.element_ty == tl.bfloat16 else PRECISION
+    before, after = segment, segment + 1
+    if BACKWARD:
+        before, after = segment + 1, segment
+
+    state = tl.zeros([W, R] if MIRRORED else [R, W], tl.float32)
+    if entering is not None:
+        state = load_oriented_state(
+            entering, sequence, head, before, reads, writes, read_size, write_size, MIRRORED
+        )  # fmt: skip
+    if boundaries is not None:
+        other = load_oriented_state(
+            boundaries, sequence, head, before, reads, writes, read_size, write_size, MIRRORED
+        )  # fmt: skip
+        tl.store(row_of(crossing, sequence.to(tl.int64), segment, head * tiles + tile), tl.sum(state * other))
+
+    steps = tl.cdiv(last - first, C).to(tl.int32)
+    # Masks and addresses are computed for each chunk: kept in registers from chunk to chunk they cost more.
+    for step in tl.range(0, steps, disable_licm=True):
+        t = first + step * C
+        if BACKWARD:
+            t = first + (steps - 1 - step) * C
+        valid = (last - t).to(tl.int32)
+        # From 0 to C - 1; what is added is always 0, but the compiler cannot know and so leaves the masks in the loop.
+        rows = tl.arange(0, C) + (valid < 1).to(tl.int32)
+        if x is not None:
+            x_rows = oriented(load_rows(x, batch, t, head, rows, valid, reads, WHOLE), MIRRORED)
+        if y is not None:
+            y_rows = oriented(load_rows(y, batch, t, head, rows, valid, reads, WHOLE), MIRRORED)
+            z_rows = oriented(load_rows(z, batch, t, head, rows, valid, writes, WHOLE), MIRRORED)
+        if m is not None:
+            m_rows = oriented(load_rows(m, batch, t, head, rows, valid, writes, WHOLE), MIRRORED)
+        i, j = by_row(rows, MIRRORED), by_column(rows, MIRRORED)
+
+        # Weights: of each token from where the state enters and to where it leaves the chunk, and of pairs.
+        enter, leave, of_pairs = None, None, None
+        if decay is not None:
+            enter, leave, of_pairs, total = exponents(
+                decay, batch, t, head, rows, valid, C, PER_TOKEN, BACKWARD, MIRRORED
+            )
+            enter, leave = by_row(tl.exp2(enter), MIRRORED), by_row(tl.exp2(leave), MIRRORED)
+            of_pairs = tl.exp2(of_pairs)
+        if BACKWARD:
+            leave = weigh(scale, leave)
+        else:
+            enter = weigh(scale, enter)
+
+        # What the state gives to the tokens; what they leave of it and add to it.
+        if x is not None:
+            values = weigh(times(x_rows, state, MIRRORED, PRECISION), enter)
+            if y is not None:
+                pairs = scale * weigh(times(x_rows, tl.trans(y_rows), MIRRORED, PRECISION), of_pairs)
+        if decay is not None:
+            state *= tl.exp2(total)
+        if y is not None:
+            added = z_rows if leave is None else z_rows.to(tl.float32) * leave
+            state += times(tl.trans(y_rows), added, MIRRORED, PRECISION)
+
+        # What they give to each other, and each to itself.
+        if x is not None:
+            if y is not None:
+                if m is None:
+                    others = tl.where(i <= j if BACKWARD else i >= j, pairs, 0.0)
+                else:
+                    others = tl.where(i < j if BACKWARD else i > j, pairs, 0.0)
+                values += times(others, z_rows, MIRRORED, PRECISION)
+            if m is not None:
+                of_rows = row_of(sums, batch, t, head * tiles + tile) + rows * sums.token
+                tl.store(of_rows, sum_columns(values * m_rows, MIRRORED), mask=rows < valid)
+                if y is not None:
+                    values += times(tl.where(i == j, pairs, 0.0), z_rows, MIRRORED, OWN)
+            if result is not None:
+                store_rows(result, batch, t, head, rows, valid, writes, oriented(values, MIRRORED), WHOLE)
+
+    if leaving is not None:
+        store_oriented_state(
+            leaving, sequence, head, after, reads, writes, read_size, write_size, state, MIRRORED
+        )  # fmt: skip
+
+
+@triton.jit(repr=named("linear_attention_decay_gradient"), do_not_specialize_on_alignment=PARTITION_NUMBERS)
+def sum_decay_gradient(
+    decay, forward, backward, crossing, gradient,
+    starts_empty, cu_seqlens, length, segments, segment_tokens, heads,
+    C: tl.constexpr, TILES: tl.constexpr, PER_TOKEN: tl.constexpr,
+):  # fmt: skip
+    """The gradient of a scalar decay at every token of a segment, ``[B, N, H]``, from the sums that the walks left.
+
+    The pairs of tokens on both sides of a token's decay, itself on the later side, are those of the next token but for
+    what ends and begins here: g_t = g_{t+1} + q_t · dq_t - k_t · dk_t, and after the segment Σ S ⊙ dS. That subtracts,
+    so it starts again with every segment; and where a decay leaves nothing, no pair is on both sides, and g_t = 0.
+    """
+    partition = Partition(cu_seqlens, length, segments, segment_tokens)
+    program = tl.program_id(0)
+    head = program % heads
+    segment, sequence = program // heads % partition.segments, program // (heads * partition.segments)
+    batch, start, first, last = place(partition, sequence, segment)
+    rows = tl.arange(0, C)
+    carried = tl.zeros([1], tl.float32)
+    for tile in tl.static_range(TILES):
+        carried += tl.load(row_of(crossing, sequence.to(tl.int64), segment, head * TILES + tile))
+    steps = tl.cdiv(last - first, C).to(tl.int32)
+    for step in range(0, steps):
+        t = first + (steps - 1 - step) * C
+        valid = (last - t).to(tl.int32)
+        change = tl.zeros([C], tl.float32)
+        for tile in tl.static_range(TILES):
+            if forward is not None:
+                change += load_numbers(forward, batch, t, head * TILES + tile, rows, valid)
+            change -= load_numbers(backward, batch, t, head * TILES + tile, rows, valid)
+        if PER_TOKEN:
+            log = load_numbers(decay, batch, t, head, rows, valid)
+        else:
+            log = tl.load(decay.pointer + head).to(tl.float32) + tl.zeros([C], tl.float32)
+        crosses = (log > NOTHING) & ((t + rows > start) | (starts_empty == 0))
+        crosses = tl.where(rows < valid, crosses.to(tl.float32), 1.0)
+        kept, found = tl.associative_scan((crosses, crosses * change), 0, then, reverse=True)
+        found += kept * carried
+        tl.store(row_of(gradient, batch, t, head) + rows * gradient.token, found, mask=rows < valid)
+        carried = tl.sum(tl.where(rows == 0, found, 0.0)[None, :], 1)
+
+
+@triton.jit
+def then(kept, found, then_kept, then_found):
+    """First the one step of g ← kept · g + found, then the other."""
+    return kept * then_kept, found * then_kept + then_found
+
+
+@triton.jit
+def load_numbers(x, batch, token, head, rows, valid):
+    """``[C]``, of a tensor with one number per token."""
+    return tl.load(row_of(x, batch, token, head) + rows * x.token, mask=rows < valid, other=0.0).to(tl.float32)
