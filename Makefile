@@ -6,6 +6,8 @@ VENV := .venv
 RUN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 NEWER_TRITON := 3.9.0
+# Compared with, but not installed: where fla is, transformers calls its kernels, on CPUs too, and they fail.
+FLA := fla-core==0.6.0
 CORE_SOURCES := CMakeLists.txt $(wildcard csrc/*)
 # Each operator against its specification, the checks of arguments, and what the package promises of itself.
 HEART := tests/test_additions.py tests/test_import.py tests/runtime tests/ops/chunks \
@@ -15,17 +17,18 @@ HEART := tests/test_additions.py tests/test_import.py tests/runtime tests/ops/ch
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup bench check test test-core test-isa test-gpu-static test-triton-versions sanitize lint format clean
+.PHONY: setup bench check test test-core test-isa test-gpu-static test-triton-versions test-long fuzz sanitize lint format clean
 
 setup: $(STAMP)
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(STAMP): pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/bin/python
+$(STAMP): Makefile pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/bin/python
 	@echo "Compiling Fulmen's CPU core and installing what it needs into $(VENV): about three minutes on two cores."
 	@begin=$$(date +%s); $(RUN)/pip install --quiet --no-deps --editable . & core=$$!; \
-	    $(RUN)/pip install --quiet --requirement constraints.txt && wait $$core && \
+	    $(RUN)/pip install --quiet --requirement constraints.txt && \
+	    $(RUN)/pip install --quiet --no-deps --upgrade --target build/peers $(FLA) && wait $$core && \
 	    echo "Installed, and the core compiled, in $$(( $$(date +%s) - begin )) s."
 	@touch $@
 
@@ -59,8 +62,10 @@ test-isa: setup
 	done
 
 # The core and its tests with GCC's sanitizers: of memory and undefined behaviour everywhere, of threads where these are
-# not OpenMP's. Python runs the core of build/sanitize in place of the one that is installed.
-SANITIZER := -g -O1 -fno-omit-frame-pointer -fno-sanitize-recover=all
+# not OpenMP's. Python runs the core of build/sanitize in place of the one that is installed, with libstdc++ from the
+# start: the sanitizer, which comes first, looks there for what throws exceptions, and without it torch's first one ends
+# the process. -O1 alone contracts nothing to FMA, which the tests of exp and of products expect where there is FMA.
+SANITIZER := -g -O1 -fexpensive-optimizations -fno-omit-frame-pointer -fno-sanitize-recover=all
 sanitize: setup
 	@set -e; builds=$$($(BUILDS)); isas=$$(echo $$builds | tr ' ' ';'); \
 	configure() { CXX=g++ $(RUN)/cmake --log-level=WARNING -S . -B $$1 -DFULMEN_TESTS=ON -DFULMEN_ISAS="$$isas" \
@@ -73,9 +78,22 @@ sanitize: setup
 	$(RUN)/ctest --test-dir build/sanitize --output-on-failure; \
 	for isa in $$builds; do \
 	    echo "FULMEN_ISA=$$isa, sanitized"; \
-	    LD_PRELOAD=$$(g++ -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 FULMEN_ISA=$$isa \
+	    LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+	        ASAN_OPTIONS=detect_leaks=0 FULMEN_ISA=$$isa \
 	        FULMEN_CORE=$(CURDIR)/build/sanitize/libfulmen_core.so $(RUN)/pytest -n 2 -q $(NATIVE_TESTS); \
 	done
+
+# What takes minutes, or much memory.
+test-long: setup
+	$(RUN)/pytest -m long
+
+# Random calls against float64 for SECONDS; `make fuzz SEED=7` tries others, and FUZZ_RECORD is where a run goes on.
+SECONDS := 600
+SEED := 0
+FUZZ_RECORD := build/fuzz-$(SEED).jsonl
+fuzz: setup
+	@mkdir -p build
+	$(RUN)/fulmen fuzz --seconds $(SECONDS) --seed $(SEED) --resume $(FUZZ_RECORD)
 
 # Every test of a backend, on the Triton kernels in the interpreter.
 test-gpu-static: setup

@@ -1,6 +1,7 @@
 """The line of progress, as a terminal gets it."""
 
 import io
+import json
 import sys
 
 from fulmen.lab.progress import Steps, clock
@@ -32,10 +33,20 @@ def test_long_lines_are_cut_to_the_terminal(monkeypatch):
 
 
 def test_nobody_watches(monkeypatch):
+    """The first step at once, others not before some seconds have gone."""
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    with Steps(1) as steps:
+    with Steps(2) as steps:
         steps.begin("a step")
-    assert sys.stderr.getvalue() == ""
+        steps.begin("the next")
+    assert sys.stderr.getvalue() == "0:00 1/2 a step\n"
+
+
+def test_programs_get_a_line_for_each_step_that_is_done(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with Steps(2, "json") as steps:
+        steps.begin("a step")
+        steps.begin("the next")
+    assert [json.loads(line)["step"] for line in sys.stderr.getvalue().splitlines()] == ["a step"]
 
 
 def test_clock():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 
@@ -13,15 +14,28 @@ def output_file(text: str) -> Path:
         raise argparse.ArgumentTypeError(f"there is no folder {path.parent}")
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{path} is a folder")
-    return path
+    return _writable(path, path.parent)
 
 
 def output_folder(text: str) -> Path:
     """A path where a folder is, or can be made."""
     path = Path(text)
-    if path.exists() and not path.is_dir():
-        raise argparse.ArgumentTypeError(f"{path} is not a folder")
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not there.is_dir():
+        raise argparse.ArgumentTypeError(f"{there} is not a folder")
+    return _writable(path, there)
+
+
+def _writable(path: Path, folder: Path) -> Path:
+    if not os.access(folder, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{folder} cannot be written to")
     return path
+
+
+def input_path(text: str) -> Path:
+    """The path of a file or a folder that is there."""
+    path = Path(text)
+    return path if path.is_dir() else input_file(text)
 
 
 def input_file(text: str) -> Path:

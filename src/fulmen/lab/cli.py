@@ -8,10 +8,13 @@ import os
 import sys
 from collections.abc import Sequence
 
+from fulmen.lab.environment import seconds_since_start
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     options = parser.parse_args(argv)
+    options.spent = 0.0 if argv is not None else seconds_since_start()
     try:
         status = options.run(options)
         sys.stdout.flush()
@@ -23,15 +26,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        print(f"fulmen: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"fulmen: {error or type(error).__name__}", file=sys.stderr)
         return 1
     return status or 0
 
 
 def build_parser() -> argparse.ArgumentParser:
     from fulmen import __version__
+    from fulmen.lab import scaling
     from fulmen.lab.bench import cli as bench
     from fulmen.lab.bench import report_cli as report
+    from fulmen.lab.fuzz import cli as fuzz
     from fulmen.lab.inspect import cli as gpu
     from fulmen.lab.verify import cli as verify
 
@@ -47,6 +52,8 @@ def build_parser() -> argparse.ArgumentParser:
     report.add_command(commands)
     gpu.add_command(commands)
     verify.add_command(commands)
+    scaling.add_command(commands)
+    fuzz.add_command(commands)
     return parser
 
 

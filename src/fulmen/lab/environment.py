@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import fulmen
+from fulmen.lab.bench.peers import versions
 from fulmen.runtime.core import core
 
 
@@ -18,6 +19,7 @@ def environment() -> dict[str, Any]:
         "fulmen": fulmen.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "peers": versions(),
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": {
             "model": cpu_model(),
@@ -46,6 +48,7 @@ def describe(facts: dict[str, Any]) -> str:
         f"fulmen    {facts['fulmen']}",
         f"python    {facts['python']}",
         f"torch     {facts['torch']}",
+        f"peers     {', '.join(f'{name} {v}' for name, v in facts['peers'].items() if name != 'torch') or 'none'}",
         f"system    {facts['system']}",
         f"cpu       {cpu['model']}, {cpu['cores']} cores, {cpu['threads']} threads, {cpu['isa']}",
         f"gpus      {', '.join(facts['gpus']) or 'none'}",
@@ -55,6 +58,16 @@ def describe(facts: dict[str, Any]) -> str:
         what = backend["auto"] if backend["available"] else f"unavailable: {backend['reason']}"
         lines.append(f"  {name:<10}{what}")
     return "\n".join(lines)
+
+
+def seconds_since_start() -> float:
+    """Of this process; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/stat") as stat, open("/proc/uptime") as uptime:
+            ticks = int(stat.read().rpartition(")")[2].split()[19])
+            return max(0.0, float(uptime.read().split()[0]) - ticks / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def cpu_model() -> str:

@@ -23,7 +23,10 @@ def measured(tmp_path, monkeypatch, capsys):
 
 def test_it_is_listed(capsys):
     assert main(["list", "--device", "cpu"]) == 0
-    assert "toy: doubling\n  Double        doubles\n  Sum           doubles\n" in capsys.readouterr().out
+    assert (
+        "toy: doubling\n  Double        Double (ours): doubles\n  Sum           Sum (ours): doubles\n"
+        in capsys.readouterr().out
+    )
 
 
 def test_it_is_measured_and_reported(measured):
@@ -32,7 +35,7 @@ def test_it_is_measured_and_reported(measured):
     assert all(cell.value > 0 and cell.error == 0 for cell in speed.cells)
     text = (measured / "toy.md").read_text()
     assert text.startswith("# Doubling Benchmark Report")
-    assert "| Sum | doubles | Short | Does little |" in text
+    assert "| Sum | Sum | ours | doubles | Short | Does little |" in text
     assert "Kernel Configuration" not in text  # it has none of ours
     assert "Ways to double a tensor." in (measured / "report.html").read_text()
 

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from fulmen.lab.bench.folder import Folder
 from fulmen.lab.bench.results import load
 from fulmen.lab.cli import main
 
@@ -33,9 +34,11 @@ TINY = (
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("fulmen",), "no suite 'fulmen'; there are flao, la3, lasd, models, state, tpa_decode and limits"),
-        (("limits", "lasd"), "limits runs alone"),
-        (("limits", "--threads", "1"), "limits takes no option but --json; got --threads"),
+        (("fulmen",), "no suite 'fulmen'; there are delta, flao, la3, lasd, models, sp, state, tpa_decode"),
+        (("limits",), "`fulmen limits` is a command of its own"),
+        (("--resume", "--threads", "1"), "--resume takes the options of the run it goes on with; got --threads"),
+        (("--resume", "lasd"), "--resume takes the options of the run it goes on with; got a suite"),
+        (("--resume", "--dry-run"), "--resume takes the options of the run it goes on with; got --dry-run"),
         (("lasd", "--columns", ","), "expected names separated by commas, got ','"),
         (("lasd", "--out", __file__), "is not a folder"),
         (("lasd", "--columns", "LASD_Q"), "no column 'LASD_Q' in lasd; there are LASD_R, LASD_P"),
@@ -73,19 +76,24 @@ def test_cuda_needs_a_device_or_a_dry_run(capsys, monkeypatch):
 def test_list_says_what_runs_here(capsys):
     assert main(["list", "--json", "--device", "cpu"]) == 0
     suites = json.loads(capsys.readouterr().out)["suites"]
-    assert list(suites) == ["flao", "la3", "lasd", "models", "state", "tpa_decode", "limits"]
+    assert list(suites) == ["delta", "flao", "la3", "lasd", "models", "sp", "state", "tpa_decode"]
     columns = {column["name"]: column for column in suites["la3"]["columns"]}
     assert columns["PyTorch-SDPA"]["available"] is True
     assert columns["PyTorch-SDPA"]["reason"] == ""
     assert columns["FlashAttn-2"]["available"] is False
     assert columns["FlashAttn-2"]["reason"] == "flash_attn runs on CUDA only"
+    assert [columns[name]["owner"].split()[0] for name in ("LA3-Chunked", "PyTorch-SDPA")] == ["ours", "torch"]
 
 
 def test_list_for_people(capsys):
-    assert main(["list", "--device", "cpu"]) == 0
+    assert main(["list", "la3", "lasd", "--device", "cpu"]) == 0
     output = capsys.readouterr().out
-    assert "GLA_K         channel decay: fla's chunk_gla on CUDA; on CPU our torch form" in output
+    assert "  LASD_P        Fulmen, head decay (ours): head decay" in output
+    assert "  GLA_K         GLA (our rendering of fla): channel decay: fla's chunk_gla on CUDA; on CPU our" in output
     assert "not here: flash_attn runs on CUDA only" in output
+    assert "tpa_decode:" not in output
+    with pytest.raises(SystemExit, match="2"):
+        main(["list", "lasd2"])
 
 
 def start(*args):
@@ -113,7 +121,7 @@ def test_a_killed_run_is_resumed(tmp_path):
     before = load(tmp_path / "benchmark_results.json")
     assert before.finished is None
 
-    assert main(["bench", *args, "--resume", "--json", str(tmp_path / "copy.json")]) == 0
+    assert main(["bench", "--resume", "--out", str(tmp_path), "--json", str(tmp_path / "copy.json")]) == 0
     after = load(tmp_path / "copy.json")
     assert after.finished is not None
     assert after.started == before.started
@@ -123,29 +131,36 @@ def test_a_killed_run_is_resumed(tmp_path):
         assert all(now.cell(cell.n, cell.column) == cell for cell in table.cells)
 
 
-def test_resuming_with_other_options_is_refused(tmp_path, capsys):
-    args = ["bench", *TINY[:-4], "--budget", "1", "--lengths", "8", "--mode", "fwd", "--out", str(tmp_path)]
-    assert main(args) == 0
+def test_a_folder_has_one_writer(tmp_path, capsys):
+    holder = Folder(tmp_path)
     with pytest.raises(SystemExit) as stop:
-        main([*args, "--batch", "3", "--resume"])
+        main(["bench", *TINY, "--out", str(tmp_path)])
     assert stop.value.code == 2
-    assert "was begun with batch = None, now it is 3; give the same options" in capsys.readouterr().err
+    assert f"is in use by process {os.getpid()}, started 20" in capsys.readouterr().err
+    holder.close()
+    Folder(tmp_path).close()
+
+
+def test_reports_of_an_earlier_run_do_not_stay(tmp_path):
+    (tmp_path / "plots").mkdir()
+    stale = [tmp_path / name for name in ("report.html", "state.md", "plots/la3-batch1.png")]
+    others = [tmp_path / name for name in ("notes.md", "plots/my.png", "benchmark_results.json")]
+    for path in (*stale, *others):
+        path.write_text("{}")
+    folder = Folder(tmp_path)
+    folder.begin()
+    folder.close()
+    assert not any(path.exists() for path in stale)
+    assert [path.exists() for path in others] == [True, True, False]
+    assert (tmp_path / "benchmark_results.previous.json").exists()
 
 
 def test_resuming_nothing_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
-        main(["bench", *TINY, "--out", str(tmp_path / "new"), "--resume"])
+        main(["bench", "--out", str(tmp_path / "new"), "--resume"])
     assert stop.value.code == 2
-    assert (
-        "benchmark_results.json to go on with; leave out --resume, or give the run's --out" in capsys.readouterr().err
-    )
+    assert "new; leave out --resume, or give the run's --out" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
-
-
-def test_a_dry_run_has_nothing_to_resume(capsys):
-    with pytest.raises(SystemExit):
-        main(["bench", *TINY, "--dry-run", "--resume"])
-    assert "a --dry-run measures nothing" in capsys.readouterr().err
 
 
 def test_ctrl_c_leaves_results_and_a_report(tmp_path):
@@ -156,6 +171,7 @@ def test_ctrl_c_leaves_results_and_a_report(tmp_path):
     output, errors = process.communicate()
     assert process.returncode == 130
     assert "Traceback" not in errors
+    assert f"to go on: fulmen bench --resume --out {tmp_path}" in errors
     assert "lasd-speed-fwd-batch1-head2-dim16-fp32:" in output
     results = load(tmp_path / "benchmark_results.json")
     assert results.finished is None
@@ -165,14 +181,17 @@ def test_ctrl_c_leaves_results_and_a_report(tmp_path):
 
 def test_bench_prints_tables_and_keeps_the_previous_run(tmp_path, capsys):
     args = ["bench", *TINY[:-4], "--budget", "2", "--lengths", "8", "--mode", "fwd", "--out", str(tmp_path)]
-    assert main(args) == 0
+    assert main([*args, "--progress", "json"]) == 0
     first = load(tmp_path / "benchmark_results.json")
     output, errors = capsys.readouterr()
-    assert re.search(r"^lasd-speed-fwd-batch1-head2-dim16-fp32:\n +n +LASD_P +Flash\n0  8.0 ", output, re.MULTILINE)
-    assert "error of fwd against float64" in output
-    line = json.loads(errors.splitlines()[-1])  # no terminal here: progress for programs
+    assert re.search(r"^lasd-speed-fwd-batch1-head2-dim16-fp32:\n +n +LASD_P +Flash *\n0  8.0 ", output, re.MULTILINE)
+    assert re.search(r"^off from float64 \(n = 131, batch 2, heads 2, dim 16\): LASD_P \d", output, re.MULTILINE)
+    assert re.search(r"^lasd  forward  8  \S+ ms \(LASD_P\)  \S+ ms \(Flash\)  \S+x +torch 2", output, re.MULTILINE)
+    assert output.index("Ours against the best") < output.index("lasd-speed-fwd")
+    line = json.loads(errors.splitlines()[-1])
     assert (line["suite"], line["n"]) == ("lasd", 8)
     assert main(args) == 0
+    assert re.match(r"0:0\d lasd LASD_P n = 8", capsys.readouterr().err)  # no terminal here, but readable
     assert load(tmp_path / "benchmark_results.previous.json") == first
 
 

@@ -3,8 +3,10 @@
 import copy
 
 import pytest
+from example import example_results
 
 from fulmen.lab.bench import compare
+from fulmen.lab.bench.report.side_by_side import history, side_by_side
 from fulmen.lab.bench.results import Cell, Results, Table
 from fulmen.lab.cli import main
 
@@ -81,3 +83,45 @@ def test_results_without_a_common_cell_are_refused():
     other.tables[0].title = "lasd-speed-fwd-batch9-head4-dim128-fp32"
     with pytest.raises(ValueError, match="no cell in common"):
         compare.changes(results(timed(1.0)), other)
+
+
+def run_of(value, started, **changes):
+    made = example_results((256, 1024))
+    made.tables = [table for table in made.tables if table.suite == "lasd"][:2]
+    made.tables[0].cell(1024, "LASD_P").value = value
+    made.started = started
+    made.options = made.options | changes
+    return made
+
+
+def test_runs_side_by_side_have_their_columns_once_each():
+    runs = {"a.json": run_of(1.0, "2026-01-01"), "b.json": run_of(2.0, "2026-01-02", dtype="bf16")}
+    for table in runs["b.json"].tables:
+        table.title, table.config = table.title.replace("fp32", "bf16"), table.config | {"dtype": "bf16"}
+    table = side_by_side(runs).tables[0]
+    assert table.columns[:4] == ["LASD_R [fp32]", "LASD_R [bf16]", "LASD_P [fp32]", "LASD_P [bf16]"]
+    assert [table.cell(1024, f"LASD_P [{dtype}]").value for dtype in ("fp32", "bf16")] == [1.0, 2.0]
+    assert table.baseline == "Flash [fp32]"
+    assert table.title.endswith("-dim128")
+
+
+def test_a_history_has_a_point_for_each_run():
+    runs = [run_of(float(value), f"2026-01-0{value}") for value in (3, 1, 2)]
+    table = history(runs).tables[0]
+    assert (table.axis, table.lengths) == ("run", [1, 2, 3])
+    assert [table.cell(n, "LASD_P").value for n in (1, 2, 3)] == [1.0, 2.0, 3.0]  # by their time, at the longest length
+
+
+def test_both_are_pages(tmp_path, capsys):
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    for i in (1, 2):
+        run_of(float(i), f"2026-01-0{i}").save(folder / f"{i}.json")
+    files = [str(folder / f"{i}.json") for i in (1, 2)]
+    assert main(["compare", *files, "--out", str(tmp_path / "both")]) == 0
+    assert f"LASD_P [{files[0]}]" in (tmp_path / "both" / "report.html").read_text()
+    assert main(["compare", str(folder), "--out", str(tmp_path / "history")]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "history" / "report.html")
+    for wrong in ([str(folder)], [*files, files[0]], [files[0], "--out", str(tmp_path)]):
+        with pytest.raises(SystemExit, match="2"):
+            main(["compare", *wrong])

@@ -16,6 +16,7 @@ from fulmen.lab.bench.report import kernels, write
 from fulmen.lab.bench.report.findings import key_findings
 from fulmen.lab.bench.report.groups import groups_of
 from fulmen.lab.bench.report.kernels import shared_memory_budget
+from fulmen.lab.bench.report.page import page
 from fulmen.lab.bench.report.plots import why_no_plots
 from fulmen.lab.bench.results import Cell, Results, Table, load
 
@@ -193,7 +194,11 @@ def test_a_wrong_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str
     other = tmp_path / "other.json"
     other.write_text("{}")
     assert fulmen.lab.cli.main(["report", str(other)]) == 1
-    assert "other.json is not a result file of `fulmen bench`" in capsys.readouterr().err
+    assert "other.json is not a result file of `fulmen bench`: it has no field 'format'" in capsys.readouterr().err
+    other.write_text('{"format": 1, "environment": {}, "options": {}}')
+    assert fulmen.lab.cli.main(["report", str(other)]) == 1
+    assert "it has no field 'started'" in capsys.readouterr().err
+    other.write_text("{}")
     results = tmp_path / "results.json"
     example_results().save(results)
     assert fulmen.lab.cli.main(["report", str(results), "--inspection", str(other)]) == 1
@@ -211,3 +216,14 @@ def test_tables_without_cells_are_left_out(small, tmp_path):
     small.tables = [table("speed", "fwd", {})]
     write(small, tmp_path / "none")
     assert not (tmp_path / "none" / "la3.md").exists()
+
+
+def test_a_page_shows_what_it_is_given_as_text():
+    """What a result file says cannot end the script that it stands in, nor start another."""
+    hostile, results = "</script><script>alert(1)</script><img src=x onerror=alert(2)>", example_results()
+    results.environment = results.environment | {"cpu": results.environment["cpu"] | {"model": hostile}}
+    results.tables[0].cells[0].skipped = hostile
+    written = page(results)
+    assert hostile not in written
+    assert "<img" not in written
+    assert written.count("</script>") == 2

@@ -7,7 +7,7 @@ from fulmen.lab.bench import length
 from fulmen.lab.bench.compiled import Compiled
 from fulmen.lab.bench.plan import PACES, Options, Pace
 from fulmen.lab.bench.results import load
-from fulmen.lab.bench.runner import new_results, resumed, run
+from fulmen.lab.bench.runner import new_results, run
 
 
 @pytest.fixture(autouse=True)
@@ -152,10 +152,9 @@ def test_a_run_goes_on_where_it_was(toy, measure, monkeypatch, tmp_path):
     begun.finished = None
     begun.save(path)
 
-    results = resumed(toy.options(), path)
+    results = load(path)
+    assert Options.of_json(results.options) == toy.options()
     run(toy.options(), results, path)
     assert [cell for table in results.tables for cell in table.cells if cell.n == 8] == kept
     assert all(table.lengths == [8, 16] for table in results.tables)
     assert results.finished is not None
-    with pytest.raises(ValueError, match=r"was begun with batch = None, now it is 3"):
-        resumed(toy.options(batch=3), path)

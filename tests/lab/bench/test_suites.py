@@ -46,7 +46,7 @@ def test_a_suite_is_called_like_its_module_and_its_titles():
 
 
 def test_an_unknown_suite_is_named():
-    with pytest.raises(ValueError, match="no suite 'lasd2'; there are flao, la3, lasd"):
+    with pytest.raises(ValueError, match="no suite 'lasd2'; there are delta, flao, la3"):
         suites.find("lasd2")
 
 

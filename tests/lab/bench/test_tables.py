@@ -8,7 +8,7 @@ from io import StringIO
 from example import example_results
 
 from fulmen.lab.bench.results import Cell, Table
-from fulmen.lab.bench.tables import error_form, published_form, speedup, to_csv
+from fulmen.lab.bench.tables import NOISE, error_line, published_form, speedup, to_csv
 
 
 def table(*cells: Cell) -> Table:
@@ -57,12 +57,24 @@ def test_eleven_lengths_keep_the_index_aligned() -> None:
 
 def test_no_cells() -> None:
     assert published_form(table()).splitlines()[1:] == ["  n  A  B c"]
-    assert error_form(table()) == ""
+    assert error_line(table()) == ""
 
 
-def test_errors_stand_in_the_shape_of_the_table() -> None:
-    cells = table(Cell(64, "A", 1.5, error=3e-7), Cell(64, "B c", 2.0))
-    assert error_form(cells).splitlines()[1:] == ["      n        A  B c", "0  64.0  3.0e-07    -"]
+def test_an_error_is_told_once_with_the_size_it_was_taken_at() -> None:
+    cells = table(Cell(64, "A", 1.5, error=3e-7), Cell(64, "B c", 2.0), Cell(128, "A", 2.5, error=3e-7))
+    cells.checked = "n = 131, heads 2"
+    assert error_line(cells) == "off from float64 (n = 131, heads 2): A 3e-07"
+
+
+def test_values_that_cannot_be_trusted_are_marked() -> None:
+    cells = table(Cell(64, "A", 1.5, 1.4, 2.0), Cell(64, "B c", 2.0, 1.9, 2.1), Cell(128, "A", 2.5, 2.4, 2.6))
+    assert published_form(cells).splitlines()[1:] == [
+        "       n    A   B c",
+        "0   64.0  1.5~  2.0",
+        "1  128.0  2.5   [1]",
+        "[1] not run",
+        f"~ {NOISE}",
+    ]
 
 
 def test_speedup_is_over_the_baseline() -> None:

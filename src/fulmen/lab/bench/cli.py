@@ -1,4 +1,4 @@
-"""`fulmen bench`, `fulmen list` and `fulmen compare`."""
+"""`fulmen bench`, `fulmen limits`, `fulmen list` and `fulmen compare`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fulmen.lab.arguments import input_file, output_file, output_folder
+from fulmen.lab.arguments import input_path, output_file, output_folder
 from fulmen.lab.bench import suites
 from fulmen.runtime.checks import MAX_SIZE
 
@@ -17,6 +17,7 @@ FOLDER = Path("bench-results")
 
 def add_commands(commands: Any) -> None:
     _add_bench(commands)
+    _add_limits(commands)
     _add_list(commands)
     _add_compare(commands)
 
@@ -25,12 +26,9 @@ def _add_bench(commands: Any) -> None:
     bench = commands.add_parser(
         "bench",
         help="measure: the tables of the published reports, on this machine",
-        description="Without a suite: the quick preset of all, a few minutes. limits (alone, with --json at most) "
-        "measures the CPU core against what the machine can do.",
+        description="Without a suite: the quick preset of all, a few minutes.",
     )
-    bench.add_argument(
-        "suites", nargs="*", metavar="SUITE", help=f"{', '.join(suites.names())} or limits; see `fulmen list`"
-    )
+    bench.add_argument("suites", nargs="*", metavar="SUITE", help=f"{', '.join(suites.names())}; see `fulmen list`")
     bench.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     bench.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), help="default: fp32 on cpu, bf16 on cuda")
     bench.add_argument("--mode", choices=("fwd", "bwd", "both"), default="both", help="default: both")
@@ -65,15 +63,41 @@ def _add_bench(commands: Any) -> None:
         action="store_true",
         help="measure nothing: print the plan; with --device cuda also the memory tables, which need no GPU",
     )
-    bench.add_argument("--resume", action="store_true", help="go on with the run that was stopped in --out")
+    bench.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with the run that was stopped in --out; its options are the run's own",
+    )
+    _add_progress(bench)
     bench.set_defaults(run=run_bench, parser=bench)
 
 
+def _add_progress(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--progress",
+        choices=("auto", "json"),
+        default="auto",
+        help="auto: a bar on a terminal, elsewhere a line every few seconds; json: lines for programs",
+    )
+
+
+def _add_limits(commands: Any) -> None:
+    limits = commands.add_parser(
+        "limits",
+        help="measure: the CPU core against what the machine can do",
+        description="Every figure beside what it must reach; some minutes.",
+    )
+    limits.add_argument("--json", type=output_file, metavar="FILE", help="also write the figures to FILE")
+    _add_progress(limits)
+    limits.set_defaults(run=run_limits)
+
+
 def _add_list(commands: Any) -> None:
-    listing = commands.add_parser("list", help="suites and columns: what each is, and whether it can run here")
+    listing = commands.add_parser("list", help="suites and columns: what each is, whose, and whether it can run here")
+    listing.add_argument("suites", nargs="*", metavar="SUITE", help=f"of {', '.join(suites.names())}; default: all")
     listing.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     listing.add_argument("--json", action="store_true", help="print JSON")
-    listing.set_defaults(run=run_list)
+    listing.set_defaults(run=run_list, parser=listing)
 
 
 def _add_compare(commands: Any) -> None:
@@ -81,10 +105,17 @@ def _add_compare(commands: Any) -> None:
         "compare",
         help="results beside the published figures, or beside other results",
         description="One file: its speedups over each suite's baseline beside the published ones. Two files: "
-        "the second against the first, cell by cell, with a verdict that knows the noise.",
+        "the second against the first, cell by cell, with a verdict that knows the noise. With --out a page: of two or "
+        "more files side by side, or of a folder's files one after the other, as a history.",
     )
-    compare.add_argument("results", type=input_file, metavar="RESULTS.json", help="what `fulmen bench` wrote")
-    compare.add_argument("other", type=input_file, nargs="?", metavar="OTHER.json", help="later results")
+    compare.add_argument(
+        "results",
+        type=input_path,
+        nargs="+",
+        metavar="RESULTS.json",
+        help="what `fulmen bench` wrote, or a folder of it",
+    )
+    compare.add_argument("--out", type=output_folder, metavar="DIR", help="where to write the page, report.html")
     compare.add_argument(
         "--fail-over",
         type=percentage,
@@ -95,65 +126,103 @@ def _add_compare(commands: Any) -> None:
 
 
 def run_bench(asked: argparse.Namespace) -> None:
-    unknown = [name for name in asked.suites if name not in (*suites.names(), "limits")]
-    if unknown:
-        asked.parser.error(f"no suite {unknown[0]!r}; there are {', '.join(suites.names())} and limits")
-    if "limits" in asked.suites:
-        if len(asked.suites) > 1:
-            asked.parser.error("limits runs alone")
-        for name in vars(asked).keys() - {"suites", "json", "run", "parser"}:
-            if getattr(asked, name) != asked.parser.get_default(name):
-                asked.parser.error(f"limits takes no option but --json; got --{name.replace('_', '-')}")
-        from fulmen.lab.bench import limits
-
-        limits.run(asked.json)
-        return
+    _check_suites(asked)
+    if asked.resume:
+        for name in vars(asked).keys() - {"out", "json", "progress", "resume", "run", "parser", "spent"}:
+            if getattr(asked, name) not in (asked.parser.get_default(name), []):
+                asked.parser.error(f"--resume takes the options of the run it goes on with; got {_option(name)}")
     from fulmen.lab.bench import session
 
     out = asked.out or (FOLDER / "dry-run" if asked.dry_run else FOLDER)  # a dry run leaves alone what was measured
     try:
-        options = session.options_of(asked)
-        results = None if asked.dry_run else session.begin(options, out, asked.resume)
+        if asked.dry_run:
+            session.rehearse(session.options_of(asked), out, asked.json)
+            return
+        run = session.resumed(out) if asked.resume else session.begun(session.options_of(asked), out)
     except ValueError as error:
         asked.parser.error(str(error))
-    if results is None:
-        session.rehearse(options, out, asked.json)
-    else:
-        session.run(options, results, out, asked.json)
+    with run:
+        run.measure(asked.json, asked.progress, asked.spent)
+
+
+def _option(name: str) -> str:
+    return "a suite" if name == "suites" else f"--{name.replace('_', '-')}"
+
+
+def _check_suites(asked: argparse.Namespace) -> None:
+    for name in asked.suites:
+        if name not in suites.names():
+            hint = "; `fulmen limits` is a command of its own" if name == "limits" else ""
+            asked.parser.error(f"no suite {name!r}; there are {', '.join(suites.names())}{hint}")
+
+
+def run_limits(asked: argparse.Namespace) -> None:
+    from fulmen.lab.bench import limits
+
+    limits.run(asked.json, asked.progress)
 
 
 def run_list(asked: argparse.Namespace) -> None:
     from fulmen.lab.bench.session import default_device
     from fulmen.lab.bench.suite import describe_columns
 
+    _check_suites(asked)
     device = asked.device or default_device()
     described: dict[str, dict[str, Any]] = {
         suite.name: {"about": suite.about, "columns": describe_columns(suite, device)}
-        for suite in map(suites.find, suites.names())
+        for suite in map(suites.find, asked.suites or suites.names())
     }
-    described["limits"] = {"about": "the CPU core against what the machine can do", "columns": []}
     if asked.json:
         print(json.dumps({"device": device, "suites": described}, indent=2))
         return
     for name, suite in described.items():
         print(f"{name}: {suite['about']}")
         for column in suite["columns"]:
-            what = column["about"] if column["available"] else f"{column['about']}\n{'':16}not here: {column['reason']}"
-            print(f"  {column['name']:<14}{what}")
+            print(f"  {column['name']:<14}{column['title']} ({column['owner']}): {column['about']}")
+            if not column["available"]:
+                print(f"{'':16}not here: {column['reason']}")
 
 
 def run_compare(asked: argparse.Namespace) -> int:
     from fulmen.lab.bench import compare
     from fulmen.lab.bench.results import load
 
-    if asked.other is None:
-        if asked.fail_over is not None:
-            asked.parser.error("--fail-over needs two result files")
-        print(compare.with_published(load(asked.results)))
+    paths: list[Path] = asked.results
+    if asked.fail_over is not None and (len(paths) != 2 or asked.out):
+        asked.parser.error("--fail-over needs two result files, and no --out")
+    if asked.out:
+        print(_compared_on_a_page(paths, asked.out, asked.parser))
         return 0
-    changes = compare.changes(load(asked.results), load(asked.other))
+    if len(paths) > 2 or any(path.is_dir() for path in paths):
+        asked.parser.error("more than two files, or a folder, are compared on a page: give --out DIR")
+    if len(paths) == 1:
+        print(compare.with_published(load(paths[0])))
+        return 0
+    changes = compare.changes(*map(load, paths))
     print(compare.describe(changes))
     return int(asked.fail_over is not None and any(change.worse_by > asked.fail_over for change in changes))
+
+
+def _compared_on_a_page(paths: list[Path], out: Path, parser: argparse.ArgumentParser) -> Path:
+    from fulmen.lab.bench.report import side_by_side
+    from fulmen.lab.bench.report.page import page
+    from fulmen.lab.bench.results import load
+
+    if any(path.is_dir() for path in paths):
+        if len(paths) > 1:
+            parser.error("give one folder, or files")
+        found = sorted(paths[0].glob("**/*.json"))
+        if not found:
+            parser.error(f"there is no result file in {paths[0]}")
+        together = side_by_side.history([load(path) for path in found])
+    else:
+        if len(paths) < 2:
+            parser.error("--out needs two or more result files, or a folder of them")
+        together = side_by_side.side_by_side({str(path): load(path) for path in paths})
+    out.mkdir(parents=True, exist_ok=True)
+    written = out / "report.html"
+    written.write_text(page(together), encoding="utf-8")
+    return written
 
 
 def whole(text: str) -> int:

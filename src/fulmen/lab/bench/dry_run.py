@@ -8,8 +8,7 @@ from fulmen.lab.bench.compiled import Compiled
 from fulmen.lab.bench.correctness import one_line
 from fulmen.lab.bench.peers import why_missing
 from fulmen.lab.bench.plan import Options, Part, plan
-from fulmen.lab.bench.results import Cell, Results
-from fulmen.lab.bench.runner import now
+from fulmen.lab.bench.results import Cell, Results, now
 from fulmen.lab.bench.suite import DTYPES, Column
 from fulmen.lab.bench.workload import Material, Workload, bytes_of
 from fulmen.lab.inspect.dry_run import dry_run

@@ -1,4 +1,4 @@
-"""The figures of `fulmen bench limits`: a measured ratio beside what it must reach."""
+"""The figures of `fulmen limits`: a measured ratio beside what it must reach."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from fulmen.lab.bench.measure import Call, Timing, available_bytes, interleaved,
 from fulmen.lab.bench.plan import Pace, Part
 from fulmen.lab.bench.prediction import peak_bytes, seconds_per_call
 from fulmen.lab.bench.progress import Live
-from fulmen.lab.bench.results import Cell, Table
+from fulmen.lab.bench.results import OVER_BUDGET, Cell, Table
 from fulmen.lab.bench.spending import Spending
 from fulmen.lab.bench.suite import Column
 from fulmen.lab.bench.workload import Material, Workload, bytes_of
@@ -115,7 +115,7 @@ class Length:
                 left -= needed
                 affordable.append(column)
             else:
-                reason = f"over the time budget: about {needed:.2g} s expected, {left:.2g} s left for it"
+                reason = f"{OVER_BUDGET}: about {needed:.2g} s expected, {left:.2g} s left for it"
                 self._skip(column, mode, reason)
         return [column for column in columns if column in affordable]
 
@@ -134,7 +134,7 @@ class Length:
             return
         reason = _not_compiled(column)
         if first * self._bench.pace.repeats > self._share and not isinstance(column.function, Compiled):
-            reason = f"over the time budget: the first call took {first:.1f} s"
+            reason = f"{OVER_BUDGET}: the first call took {first:.1f} s"
         if reason:
             self._skip(column, mode, reason)
         else:

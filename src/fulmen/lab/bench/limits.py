@@ -1,4 +1,4 @@
-"""`fulmen bench limits`: what the machine can do at all, and how much of it the native kernels reach.
+"""`fulmen limits`: what the machine can do at all, and how much of it the native kernels reach.
 
 An operator's record names the module with its ``LIMITS``: functions that measure, each giving figures.
 """
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from fulmen.lab import layers
 from fulmen.lab.bench.figures import GEMM, Call, Figure, threads_over_one
 from fulmen.lab.bench.measure import interleaved
 from fulmen.lab.environment import describe, environment
@@ -21,14 +22,15 @@ from fulmen.runtime.operators import operators
 SWEEP_BYTES = (256 << 10, 4 << 20, 256 << 20)  # within L2, within L3, from memory
 
 
-def run(json_path: Path | None) -> None:
+def run(json_path: Path | None, progress: str = "auto") -> None:
     if core.core is None:
         raise RuntimeError(core.why_unavailable)
     facts = environment()
     print(describe(facts))
     parts = [part for operator in operators() if operator.limits for part in import_module(operator.limits).LIMITS]
+    parts += layers.LIMITS
     figures: list[Figure] = []
-    with Steps(1 + len(parts)) as steps, torch.no_grad():
+    with Steps(1 + len(parts), progress) as steps, torch.no_grad():
         steps.begin("the machine")
         machine = measure_machine()
         for part in parts:

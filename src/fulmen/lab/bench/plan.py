@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from fulmen.lab.bench import suites
+from fulmen.lab.bench.correctness import LENGTH
 from fulmen.lab.bench.results import Table
 from fulmen.lab.bench.suite import Column, Preset, Sizes, Suite
 
@@ -69,6 +70,15 @@ class Options:
     def as_json(self) -> dict[str, Any]:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
+    @classmethod
+    def of_json(cls, content: dict[str, Any]) -> Options:
+        """What :meth:`as_json` gave; ValueError where this version does not know it."""
+        try:
+            given: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in content.items()}
+            return cls(**given)
+        except TypeError as error:
+            raise ValueError(f"the run was begun by another version of fulmen: {error}") from error
+
     def preset_of(self, suite: Suite) -> Preset:
         """The suite's, with what the user wants otherwise."""
         preset = suite.presets[self.preset]
@@ -107,7 +117,12 @@ class Part:
                     columns=[column.name for column in self.columns if only is None or column.name in only],
                     baseline=self.suite.baseline,
                     config=config | {"dtype": dtype, "device": device},
+                    checked=f"{self.suite.axis} = {LENGTH}, {_sizes(self.suite.check_sizes(self.sizes))}",
                 )
+
+
+def _sizes(sizes: Sizes) -> str:
+    return ", ".join(f"{name} {size}" for name, size in asdict(sizes).items() if size is not None)
 
 
 def plan(options: Options) -> list[Part]:
@@ -115,11 +130,12 @@ def plan(options: Options) -> list[Part]:
     for name in options.suites:
         suite = suites.find(name)
         preset = options.preset_of(suite)
-        modes = tuple(mode for mode in suite.modes if mode in options.modes)
         for sizes in preset.sizes:
             for section, columns in suite.sections.items():
                 if preset.sections is not None and section not in preset.sections:
                     continue
+                there = ("fwd",) if section in suite.forward_only else suite.modes
+                modes = tuple(mode for mode in there if mode in options.modes)
                 wanted = tuple(c for c in columns if options.columns is None or c.name in options.columns)
                 if wanted and modes:
                     parts.append(Part(suite, section, sizes, wanted, preset.lengths, modes, options.metrics))
@@ -127,10 +143,11 @@ def plan(options: Options) -> list[Part]:
 
 
 class Budget:
-    """Time is shared out as cells come: each length gets what is left, in proportion to its work."""
+    """Time is shared out as cells come: each length gets what is left, in proportion to its work. ``spent`` is what
+    went before, on imports for instance."""
 
-    def __init__(self, seconds: float | None, parts: list[Part]) -> None:
-        self._end = None if seconds is None else time.perf_counter() + seconds
+    def __init__(self, seconds: float | None, parts: list[Part], spent: float = 0.0) -> None:
+        self._end = None if seconds is None else time.perf_counter() + seconds - spent
         self._ahead = sum(self.work(part, n) for part in parts for n in part.lengths)
 
     @staticmethod

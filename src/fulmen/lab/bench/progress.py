@@ -1,21 +1,15 @@
-"""Progress of a benchmark run: a bar that says what runs now; where nobody watches, lines for programs."""
+"""Progress of a benchmark run: suite, column and length."""
 
 from __future__ import annotations
-
-import json
-import sys
 
 from fulmen.lab.progress import Line
 
 
 class Live:
-    """Suite, column and length, time elapsed and left.
+    """What is measured now; programs get a line for each length that is done."""
 
-    Where the error output is no terminal it gets one line of JSON for each length that is done.
-    """
-
-    def __init__(self, total: float) -> None:
-        self._line = Line(total)
+    def __init__(self, total: float, progress: str = "auto") -> None:
+        self._line = Line(total, progress)
         self._suite, self._n = "", 0
 
     def show(self, suite: str, column: str, n: int) -> None:
@@ -23,11 +17,7 @@ class Live:
         self._line.show(f"{suite} {column} n = {n}")
 
     def advance(self, work: float) -> None:
-        self._line.done += work
-        left, elapsed = self._line.left or 0.0, self._line.elapsed
-        if not self._line.watched:
-            line = {"suite": self._suite, "n": self._n, "elapsed": round(elapsed, 1), "left": round(left, 1)}
-            print(json.dumps(line), file=sys.stderr, flush=True)
+        self._line.advance(work, suite=self._suite, n=self._n)
 
     def __enter__(self) -> Live:
         return self

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
-from fulmen.lab.arguments import input_file
+from fulmen.lab.arguments import input_file, output_folder
 
 
 def add_command(commands: Any) -> None:
     report = commands.add_parser("report", help="results of `fulmen bench` as one HTML page, Markdown, CSV and plots")
     report.add_argument("results", type=input_file, metavar="RESULTS.json", help="what `fulmen bench` wrote")
-    report.add_argument("--out", type=Path, metavar="DIR", help="where to (default: beside RESULTS.json)")
+    report.add_argument("--out", type=output_folder, metavar="DIR", help="where to (default: beside RESULTS.json)")
     report.add_argument(
         "--inspection",
         type=input_file,

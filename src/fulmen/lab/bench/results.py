@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from fulmen.lab.bench.conditions import Conditions
 
 FORMAT = 1
+NOISY = 0.2  # a spread above this share of the median: the cell cannot be trusted
+OVER_BUDGET = "over the time budget"  # how the reason begins of a cell that was left out for time
+Record = TypeVar("Record")
 
 
 @dataclass
@@ -27,6 +33,17 @@ class Cell:
     workspace: float | None = None
     skipped: str | None = None  # why there is no value, in words
 
+    @property
+    def spread(self) -> float | None:
+        """From p20 to p80, as a share of the median."""
+        if not self.value or self.p20 is None or self.p80 is None:
+            return None
+        return (self.p80 - self.p20) / self.value
+
+    @property
+    def noisy(self) -> bool:
+        return self.spread is not None and self.spread > NOISY
+
 
 @dataclass
 class Table:
@@ -42,6 +59,7 @@ class Table:
     baseline: str  # the column that speedups are relative to
     config: dict[str, Any]  # batch, heads, dim, dtype ...
     cells: list[Cell] = field(default_factory=list)
+    checked: str = ""  # the sizes at which errors were taken
 
     def cell(self, n: int, column: str) -> Cell | None:
         return next((cell for cell in self.cells if (cell.n, cell.column) == (n, column)), None)
@@ -59,6 +77,7 @@ class Results:
     finished: str | None = None  # None: interrupted, or still running
     tables: list[Table] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)  # where the time of the run went
+    conditions: Conditions = field(default_factory=Conditions)
 
     @property
     def filled(self) -> list[Table]:
@@ -78,9 +97,43 @@ def load(path: Path) -> Results:
         content = json.loads(path.read_text())
         if not isinstance(content, dict):
             raise ValueError("it holds no object")
-        if content.pop("format", None) != FORMAT:
+        if "format" not in content:
+            raise ValueError("it has no field 'format'")
+        if content.pop("format") != FORMAT:
             raise ValueError("its format is of another version")
-        tables = [Table(**table | {"cells": [Cell(**cell) for cell in table["cells"]]}) for table in content["tables"]]
-        return Results(**content | {"tables": tables})
-    except (ValueError, TypeError, KeyError) as error:
+        results = _record(Results, content, "")
+        results.conditions = _record(Conditions, content.get("conditions", {}), "conditions")
+        results.tables = [_record(Table, table, f"tables[{i}]") for i, table in enumerate(content.get("tables", []))]
+        for i, table in enumerate(results.tables):
+            table.cells = [_record(Cell, cell, f"tables[{i}].cells[{j}]") for j, cell in enumerate(table.cells)]
+        return results
+    except (OSError, ValueError) as error:
         raise ValueError(f"{path} is not a result file of `fulmen bench`: {error}") from error
+
+
+def _record(kind: type[Record], content: Any, where: str) -> Record:
+    """One of these dataclasses; ValueError names the field that is missing or unknown."""
+    place = f" in {where}" if where else ""
+    if not isinstance(content, dict):
+        raise ValueError(f"there is no object{place}")
+    known = fields(kind)  # type: ignore[arg-type]  # one of the dataclasses of this module
+    for each in known:
+        if each.default is MISSING and each.default_factory is MISSING and each.name not in content:
+            raise ValueError(f"it has no field {each.name!r}{place}")
+    if unknown := content.keys() - {each.name for each in known}:
+        raise ValueError(f"it has an unknown field {min(unknown)!r}{place}")
+    return kind(**content)
+
+
+def of_run(column: str, run: str) -> str:
+    """The name of a column where several runs stand in one table."""
+    return f"{column} [{run}]"
+
+
+def without_run(column: str) -> str:
+    """The column's own name."""
+    return column.partition(" [")[0]
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
-import datetime
 from pathlib import Path
 
+import torch
+
+from fulmen.lab.bench.conditions import Conditions, Stolen, load_average
 from fulmen.lab.bench.correctness import CorrectnessCheck
 from fulmen.lab.bench.length import Bench, Length
 from fulmen.lab.bench.measure import keep_freed_memory, release_freed_memory, seconds_of, seconds_on_cuda
 from fulmen.lab.bench.plan import Budget, Options, plan
 from fulmen.lab.bench.progress import Live
-from fulmen.lab.bench.results import Results, Table, load
+from fulmen.lab.bench.results import Results, Table, now
 from fulmen.lab.bench.spending import Spending
 from fulmen.lab.bench.suite import DTYPES
 from fulmen.lab.environment import environment
 
 
-def run(options: Options, results: Results, path: Path) -> None:
-    """Fill ``results`` and save them to ``path`` whenever there are new cells. Ctrl-C leaves all that was measured."""
-    parts, spending = plan(options), Spending()
-    budget = Budget(options.pace.budget, parts)
+def run(options: Options, results: Results, path: Path, progress: str = "auto", spent: float = 0.0) -> None:
+    """Fill ``results`` and save them to ``path`` whenever there are new cells. Ctrl-C leaves all that was measured.
+    ``spent`` are the seconds of the budget that are gone already."""
+    parts, spending, stolen = plan(options), Spending(), Stolen()
+    results.conditions = Conditions(load_before=load_average(), threads=torch.get_num_threads())
+    budget = Budget(options.pace.budget, parts, spent)
     total = sum(Budget.work(part, n) for part in parts for n in part.lengths)
 
     def save() -> None:
         with spending.on("saving"):
             results.seconds = spending.as_json()
+            results.conditions.load_after, results.conditions.stolen = load_average(), stolen.share()
             results.save(path)
 
     save()
     keep_freed_memory()
-    with Live(total) as live:
+    with Live(total, progress) as live:
         dtype, on_cuda = DTYPES[options.dtype], options.device == "cuda"
         clock = seconds_on_cuda if on_cuda else seconds_of
         check = CorrectnessCheck(dtype, options.device)
@@ -51,20 +56,6 @@ def new_results(options: Options) -> Results:
     return Results(environment=environment(), options=options.as_json(), started=now())
 
 
-def resumed(options: Options, path: Path) -> Results:
-    """What an earlier run with the same options has left in ``path``."""
-    results = load(path)
-    for name, value in options.as_json().items():
-        earlier = results.options.get(name)
-        if earlier != value:
-            raise ValueError(
-                f"--resume: {path} was begun with {name} = {earlier}, now it is {value}; "
-                "give the same options, or another --out"
-            )
-    results.finished = None
-    return results
-
-
 def _begun(results: Results, table: Table) -> Table:
     """The table as an earlier run has left it, or this new one."""
     for begun in results.tables:
@@ -72,7 +63,3 @@ def _begun(results: Results, table: Table) -> Table:
             return begun
     results.tables.append(table)
     return table
-
-
-def now() -> str:
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

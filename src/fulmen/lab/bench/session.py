@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
+import sys
 from pathlib import Path
 
 import torch
 
 from fulmen.lab.bench import report, runner, suites
-from fulmen.lab.bench.cli import RESULTS
+from fulmen.lab.bench.cli import FOLDER, RESULTS
+from fulmen.lab.bench.folder import Folder
 from fulmen.lab.bench.plan import METRICS, MODES, Options, plan
-from fulmen.lab.bench.results import Results
-from fulmen.lab.bench.tables import error_form, published_form
+from fulmen.lab.bench.report.summary import left_out, summary
+from fulmen.lab.bench.results import Results, load
+from fulmen.lab.bench.tables import error_line, published_form
 from fulmen.lab.environment import describe
 
 
@@ -26,8 +28,6 @@ def options_of(asked: argparse.Namespace) -> Options:
     device = asked.device or default_device()
     if device == "cuda" and not torch.cuda.is_available() and not asked.dry_run:
         raise ValueError("--device cuda: torch finds no CUDA device; with --dry-run the memory tables need none")
-    if asked.resume and asked.dry_run:
-        raise ValueError("--resume goes on with measuring, and a --dry-run measures nothing")
     return Options(
         suites=tuple(dict.fromkeys(asked.suites)) or suites.names(),
         device=device,
@@ -47,28 +47,50 @@ def options_of(asked: argparse.Namespace) -> Options:
     )
 
 
-def begin(options: Options, out: Path, resume: bool) -> Results:
-    """Results to be filled: new ones, or with ``resume`` those in ``out``; ValueError if there are none, or if they
-    have other options."""
-    path = out / RESULTS
-    if resume and not path.exists():
-        raise ValueError(f"--resume: there is no {path} to go on with; leave out --resume, or give the run's --out")
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
-    if resume:
-        return runner.resumed(options, path)
-    out.mkdir(parents=True, exist_ok=True)
-    _keep_previous(path)
-    return runner.new_results(options)
+class Run:
+    """A run, alone in its folder."""
+
+    def __init__(self, options: Options, results: Results, folder: Folder) -> None:
+        self._options, self._results, self._folder = options, results, folder
+
+    def measure(self, json_path: Path | None, progress: str, spent: float) -> None:
+        """Measure, print and write. Ctrl-C stops the measuring; what there is until then is printed and written.
+        ``spent`` are the seconds since the command was typed."""
+        print(describe(self._results.environment), flush=True)
+        try:
+            runner.run(self._options, self._results, self._folder.results, progress, spent)
+        except KeyboardInterrupt:
+            out = "" if self._folder.path == FOLDER else f" --out {self._folder.path}"
+            print(f"fulmen: stopped; to go on: fulmen bench --resume{out}", file=sys.stderr)
+            raise
+        finally:
+            _present(self._results, self._folder, json_path)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._folder.close()
 
 
-def run(options: Options, results: Results, out: Path, json_path: Path | None) -> None:
-    """Measure, print and write. Ctrl-C stops the measuring; what there is until then is printed and written."""
-    print(describe(results.environment), flush=True)
-    try:
-        runner.run(options, results, out / RESULTS)
-    finally:
-        _present(results, out, json_path)
+def begun(options: Options, out: Path) -> Run:
+    """A new one. Raises ValueError if another process has one in ``out``."""
+    folder = Folder(out)
+    _set_threads(options)
+    folder.begin()
+    return Run(options, runner.new_results(options), folder)
+
+
+def resumed(out: Path) -> Run:
+    """The one that was stopped in ``out``; ValueError if there is none."""
+    if not (out / RESULTS).exists():
+        raise ValueError(f"--resume: there is no run in {out}; leave out --resume, or give the run's --out")
+    folder = Folder(out)
+    results = load(folder.results)
+    options = Options.of_json(results.options)
+    _set_threads(options)
+    results.finished = None
+    return Run(options, results, folder)
 
 
 def rehearse(options: Options, out: Path, json_path: Path | None) -> None:
@@ -83,22 +105,30 @@ def rehearse(options: Options, out: Path, json_path: Path | None) -> None:
     if options.device == "cuda" and "memory" in options.metrics:
         from fulmen.lab.bench.dry_run import memory_tables
 
-        _present(memory_tables(options, begin(options, out, resume=False)), out, json_path)
+        folder = Folder(out)
+        folder.begin()
+        _present(memory_tables(options, runner.new_results(options)), folder, json_path)
+        folder.close()
 
 
-def _keep_previous(path: Path) -> None:
-    """Results of an earlier run are not lost, and can be compared with."""
-    if path.exists():
-        os.replace(path, path.with_suffix(".previous.json"))
+def _set_threads(options: Options) -> None:
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
 
 
-def _present(results: Results, out: Path, json_path: Path | None) -> None:
+def _present(results: Results, folder: Folder, json_path: Path | None) -> None:
+    """What matters first; then every table."""
+    for text in (summary(results), results.conditions.warning):
+        if text:
+            print(f"\n{text}")
     for table in results.filled:
         heading = f"\n{table.section}\n" if table.section else "\n"
-        errors = error_form(table) if table.metric == "speed" else ""
+        errors = error_line(table) if table.metric == "speed" else ""
         print(f"{heading}{published_form(table)}" + (f"\n{errors}" if errors else ""))
-    files = report.write(results, out)
+    if text := left_out(results):
+        print(f"\n{text}")
+    files = report.write(results, folder.path)
     if json_path is not None:
-        shutil.copyfile(out / RESULTS, json_path)
+        shutil.copyfile(folder.results, json_path)
         files.append(json_path)
     print("\n" + "\n".join(f"wrote {file}" for file in files))

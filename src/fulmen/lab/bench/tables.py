@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import fields
 from io import StringIO
 from textwrap import fill
 
-from fulmen.lab.bench.results import Cell, Table
+from fulmen.lab.bench.results import NOISY, Cell, Table
 
 UNITS = {"speed": "ms", "memory": "MiB"}
 DECIMALS = 6
+MARK = "~"
+NOISE = f"p20 to p80 is over {NOISY:.0%} of the median: not to be trusted; repeat on a quiet machine"
 
 
 def published_form(table: Table) -> str:
-    """The table as the published reports print it; where there is no value, a mark and below the table the reason."""
+    """The table as the published reports print it. Where there is no value stands a mark, and below the table the
+    reason; values that cannot be trusted are marked too."""
     notes = {kind: f"[{number}]" for number, kind in enumerate(skip_notes(table), start=1)}
     rows = {n: [_value(table, n, column, notes) for column in table.columns] for n in table.lengths}
-    lines = [f"{table.title}:", *_aligned(table.axis, table.columns, rows)]
+    noisy = {(cell.n, cell.column) for cell in table.cells if cell.noisy}
+    lines = [f"{table.title}:", *_aligned(table.axis, table.columns, rows, noisy)]
     lines += [fill(f"{notes[kind]} {note}", 120, subsequent_indent="    ") for kind, note in skip_notes(table).items()]
+    if any(cell.noisy for cell in table.cells):
+        lines.append(f"{MARK} {NOISE}")
     return "\n".join(lines)
 
 
-def error_form(table: Table) -> str:
-    """The cells' errors in the shape of the table, to stand below it; empty if there are none."""
-    if not any(cell.error is not None for cell in table.cells):
+def error_line(table: Table) -> str:
+    """Each column's error, which was taken once, before anything was timed; to stand below the table, or empty."""
+    errors = {cell.column: cell.error for cell in table.cells if cell.error is not None}
+    if not errors:
         return ""
-    rows = {n: [_error(table.cell(n, column)) for column in table.columns] for n in table.lengths}
-    head = f"error of {table.mode} against float64, relative to the largest value:"
-    return "\n".join([head, *_aligned(table.axis, table.columns, rows)])
+    where = f" ({table.checked})" if table.checked else ""
+    each = ", ".join(f"{column} {errors[column]:.0e}" for column in table.columns if column in errors)
+    return fill(f"off from float64{where}: {each}", 120, subsequent_indent="    ", break_on_hyphens=False)
 
 
 def skip_notes(table: Table) -> dict[str, str]:
@@ -90,15 +97,18 @@ def _value(table: Table, n: int, column: str, marks: dict[str, str]) -> float | 
     return marks[kind_of(reason(cell))] if cell is None or cell.value is None else cell.value
 
 
-def _error(cell: Cell | None) -> str:
-    return "-" if cell is None or cell.error is None else f"{cell.error:.1e}"
-
-
-def _aligned(axis: str, names: list[str], rows: Mapping[int, Sequence[float | str]]) -> list[str]:
+def _aligned(
+    axis: str, names: list[str], rows: Mapping[int, Sequence[float | str]], noisy: Container[tuple[int, str]]
+) -> list[str]:
     """Lines of an index, the lengths and a column for each name: two spaces between, each as wide as it must be."""
     index = ["", *(str(i) for i in range(len(rows)))]
     columns = [[axis, *_decimal([float(n) for n in rows])]]
-    columns += [[name, *_decimal([row[i] for row in rows.values()])] for i, name in enumerate(names)]
+    for i, name in enumerate(names):
+        figures = _decimal([row[i] for row in rows.values()])
+        marks = [MARK if (n, name) in noisy else "" for n in rows]
+        width = max(map(len, marks), default=0)
+        marked = [figure + mark.ljust(width) for figure, mark in zip(figures, marks, strict=True)]
+        columns.append([name + " " * width, *marked])
     widths = [max(map(len, column)) for column in columns]
     lines = zip(*columns, strict=True)
     padded = ([text.rjust(width) for text, width in zip(line, widths, strict=True)] for line in lines)

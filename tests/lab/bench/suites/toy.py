@@ -35,7 +35,7 @@ def least(sizes, n):
 
 
 def column(name, function=double, **changes):
-    return replace(Column(name, "doubles", "Short", "Does little", ("x",), function, double, least), **changes)
+    return replace(Column(name, name, "doubles", "Short", "Does little", ("x",), function, double, least), **changes)
 
 
 def suite(*columns):

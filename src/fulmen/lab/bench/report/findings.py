@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
+from fulmen.lab.bench import suites
 from fulmen.lab.bench.report.groups import Group
+from fulmen.lab.bench.suite import Column
 
 WHAT = {("fwd",): "forward", ("bwd",): "backward", ("fwd", "bwd"): "forward and backward"}
 
@@ -88,19 +91,46 @@ def power(group: Group, column: str) -> float | None:
     return math.log(t1 / t0) / math.log(n1 / n0)
 
 
-def headline(groups: Iterable[Group]) -> tuple[str, float, str] | None:
-    """The largest advantage over a baseline at the longest common length: column, ratio, and where."""
-    candidates = []
-    for group in groups:
-        compared = [n for n in group.lengths if group.total(n, group.baseline) is not None]
-        if compared:
-            n = compared[-1]
-            best, _ = ranking(group, n)[0]
-            ratio = group.speedup(n, best)
-            if ratio is not None and best != group.baseline:
-                where = f"than {group.baseline} at {group.any_table.axis} = {n}, {what(group)}"
-                candidates.append((best, ratio, where))
-    return max(candidates, key=lambda found: found[1], default=None)
+@dataclass(frozen=True)
+class Duel:
+    """Our fastest column and the fastest that is not ours, at the longest length that both ran."""
+
+    n: int
+    ours: Column
+    ours_time: float  # milliseconds
+    other: Column
+    other_time: float
+    owner: str  # of the other, in words
+
+    @property
+    def ratio(self) -> float:
+        """How many times as fast ours is."""
+        return self.other_time / self.ours_time
+
+
+def duel(group: Group, modes: Sequence[str], versions: Mapping[str, str]) -> Duel | None:
+    """Over the time of all ``modes`` together; None where they were not measured, or only for one side.
+
+    ``versions`` are those of the packages of the run.
+    """
+    device = group.any_table.config.get("device", "cpu")
+    columns = {column.name: column for column in suites.find(group.suite).sections.get(group.section, ())}
+    owners = {name: column.owner(device) for name, column in columns.items()}
+    for n in reversed(group.lengths):
+        times = {name: time for name in columns if (time := group.total(n, name, modes)) is not None}
+        mine = [name for name in times if owners[name].kind == "ours"]
+        others = [name for name in times if owners[name].kind != "ours"]
+        if mine and others:
+            best, other = min(mine, key=times.__getitem__), min(others, key=times.__getitem__)
+            owner = owners[other].described(versions.get(owners[other].package, ""))
+            return Duel(n, columns[best], times[best], columns[other], times[other], owner)
+    return None
+
+
+def headline(groups: Iterable[Group], versions: Mapping[str, str]) -> tuple[Group, Duel] | None:
+    """The duel of a suite that its card tells of: the one with the largest ratio."""
+    found = [(group, one) for group in groups if (one := duel(group, group.modes, versions)) is not None]
+    return max(found, key=lambda pair: pair[1].ratio, default=None)
 
 
 def what(group: Group) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from fulmen.lab.bench import suites
+from fulmen.lab.bench.owners import Owner, ours
 from fulmen.lab.bench.results import Cell, Table
 
 MODES = ("fwd", "bwd")
@@ -51,15 +53,22 @@ class Group:
         cell = self.cell(metric, mode, n, column)
         return None if cell is None else cell.value
 
-    def total(self, n: int, column: str) -> float | None:
-        """Milliseconds of all modes that were timed; None if one of them has no value."""
-        times = [self.value("speed", mode, n, column) for mode in self.modes]
+    def total(self, n: int, column: str, modes: Sequence[str] | None = None) -> float | None:
+        """Milliseconds of these modes, or of all that were timed; None if one of them has no value."""
+        times = [self.value("speed", mode, n, column) for mode in (self.modes if modes is None else modes)]
         return None if not times or None in times else sum(time for time in times if time is not None)
 
     def speedup(self, n: int, column: str) -> float | None:
         """Over the baseline, of the total."""
         base, own = self.total(n, self.baseline), self.total(n, column)
         return None if base is None or not own else base / own
+
+
+def owner_of(group: Group, column: str) -> Owner:
+    """Of one that this version does not know: ours, as nobody else's name is to be put to it."""
+    known = suites.find(group.suite).column(column, group.section)
+    device = group.any_table.config.get("device", "cpu")
+    return ours(device) if known is None else known.owner(device)
 
 
 def groups_of(tables: Iterable[Table]) -> list[Group]:

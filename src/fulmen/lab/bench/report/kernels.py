@@ -9,6 +9,7 @@ from typing import Any
 from fulmen.lab.bench.report.groups import Group
 from fulmen.lab.bench.suite import DTYPES, Kernels, Sizes, Suite
 from fulmen.lab.bench.tables import markdown
+from fulmen.lab.cost.estimate import Cost
 from fulmen.runtime.architectures import ARCHITECTURES
 from fulmen.runtime.availability import why_triton_is_missing
 
@@ -21,6 +22,8 @@ FIELDS = {
     "slices": "Slices",
     "registers": "maxnreg",
     "stages": "num_stages",
+    "mirrored": "Transposed state",
+    "resident": "Programs per SM",
 }
 
 
@@ -37,29 +40,38 @@ def load_inspection(path: Path) -> list[KernelReport]:
 
 
 def kernel_configuration(suite: Suite, groups: list[Group]) -> list[str]:
-    """The section on tiles: of the Triton kernels, from the table they are launched with, and of the CPU core."""
+    """The section on tiles, of the Triton kernels from the table they are launched with, and of the CPU core; what ran
+    comes first."""
     if suite.kernels is None:
         return []
-    sections = ["## Kernel Configuration", *_tiles(suite.kernels, groups[0].any_table.config)]
+    config = groups[0].any_table.config
+    gpu, core = _tiles(suite.kernels, config), []
     if suite.kernels.core:
-        sections += ["CPU core:", markdown(["Parameter", "Value", "Notes"], map(list, suite.kernels.core))]
-    return sections
+        core = ["CPU core:", markdown(["Parameter", "Value", "Notes"], map(list, suite.kernels.core))]
+    return ["## Kernel Configuration", *(gpu + core if config.get("device") == "cuda" else core + gpu)]
 
 
 def _tiles(kernels: Kernels, config: dict[str, Any]) -> list[str]:
     if missing := why_triton_is_missing():
         return [f"GPU: no tiles, {missing}."]
-    rows: list[list[str]] = []
-    fields: tuple[str, ...] = ()
+    found: list[tuple[str, list[str], dict[str, Any]]] = []
     for kernel, tile_on in kernels.tiles(Sizes.of(config), DTYPES[config["dtype"]]).items():
         alike: dict[Any, list[str]] = {}
         for architecture in ARCHITECTURES.values():
             alike.setdefault(tile_on(architecture), []).append(architecture.name)
         for tile, names in alike.items():
-            rows.append([kernel, ", ".join(names), *("" if value is None else str(value) for value in tile)])
-            fields = tile._fields
+            found.append((kernel, names, tile._asdict()))
+    fields = [field for field in FIELDS if any(field in tile for _, _, tile in found)]
+    rows = [[kernel, ", ".join(names), *(_told(tile.get(field)) for field in fields)] for kernel, names, tile in found]
     about = f"GPU, {config['dim']} channels, {config['dtype']}: from a table (`triton/tiles.py`), not autotuned."
     return [about, markdown(["Kernel", "Architectures", *(FIELDS[field] for field in fields)], rows)]
+
+
+def _told(value: object) -> str:
+    """Of a tile's field."""
+    if value is None or isinstance(value, bool):
+        return "yes" if value else ""
+    return str(value)
 
 
 def shared_memory_budget(suite: Suite, inspected: list[KernelReport] | None) -> list[str]:
@@ -89,3 +101,30 @@ def shared_memory_budget(suite: Suite, inspected: list[KernelReport] | None) -> 
                 )
     header = ["Architecture", "Schedule", "Kernel that takes most", "Bytes", "Limit", "Share", "Spilling"]
     return [heading, "Compiled by `fulmen inspect`, per thread block:", markdown(header, rows)]
+
+
+def modelled_cost(suite: Suite, inspected: list[KernelReport] | None) -> list[str]:
+    """The section on time without a card: what each kernel costs in the model of one, for the largest channels."""
+    if suite.kernels is None or inspected is None:
+        return []
+    ours = [report for report in inspected if report["operator"] == suite.kernels.operator and report.get("cost")]
+    largest = max((report["D"] for report in ours), default=0)
+    rows = []
+    for report in ours:
+        if report["D"] == largest:
+            cost = Cost(**report["cost"])
+            cycles = "" if cost.cycles is None else f"{cost.cycles:.1f}"
+            rows.append(
+                [
+                    report["arch"], f"{report['kernel']}, {report['decay']}, {report['dtype']}", f"{cost.time:.3f}",
+                    cycles, f"{cost.busiest} {cost.share:.0%}", f"{cost.programs} ({cost.occupancy:.0%})",
+                    f"{cost.waves:.2f}",
+                ]
+            )  # fmt: skip
+    if not rows:
+        return []
+    about = (
+        f"Modelled, not measured on a card (`docs/gpu_cost.md`): a launch at the published sizes, {largest} channels."
+    )
+    header = ["Architecture", "Kernel", "ms", "Cycles per token and head", "Busiest", "Programs per SM", "Waves"]
+    return ["## Modelled Cost", about, markdown(header, rows)]

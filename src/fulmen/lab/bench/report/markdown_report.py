@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fulmen.lab.bench.report.findings import WHAT, axis, key_findings, power
-from fulmen.lab.bench.report.groups import Group
-from fulmen.lab.bench.report.kernels import KernelReport, kernel_configuration, shared_memory_budget
+from fulmen.lab.bench.report.groups import Group, owner_of
+from fulmen.lab.bench.report.kernels import KernelReport, kernel_configuration, modelled_cost, shared_memory_budget
 from fulmen.lab.bench.report.system import facts
 from fulmen.lab.bench.results import Results
 from fulmen.lab.bench.suite import Suite
-from fulmen.lab.bench.tables import error_form, kind_of, markdown, published_form, reason
+from fulmen.lab.bench.tables import MARK, error_line, kind_of, markdown, published_form, reason
 
 NONE = "–"
 
@@ -20,6 +21,7 @@ def markdown_report(suite: Suite, groups: list[Group], results: Results, inspect
     sections = [
         f"# {suite.text.title} Benchmark Report",
         f"**Last Updated:** {(results.finished or results.started)[:10]}",
+        results.conditions.warning,
         *_summary(suite, groups),
         "## System Configuration",
         markdown(["Property", "Value"], [list(fact) for fact in facts(results) if not fact[0].startswith("option")]),
@@ -27,17 +29,16 @@ def markdown_report(suite: Suite, groups: list[Group], results: Results, inspect
         _benchmark_configuration(groups, results.options),
         *kernel_configuration(suite, groups),
         *_detailed(groups),
-        *_variants(suite, groups),
+        *_variants(suite, groups, results.environment.get("peers", {})),
         *_algorithm(suite, groups),
         *_memory(groups),
         *shared_memory_budget(suite, inspected),
+        *modelled_cost(suite, inspected),
         *_published_tables(groups),
         "## Files",
         "- `benchmark_results.json`: raw benchmark data, for `fulmen report` and `fulmen compare`\n"
         "- `results.csv`: one line for each cell\n"
-        "- `report.html`: curves and sortable tables\n"
-        "- `docs/sram.md`: shared memory of the kernels, in detail\n"
-        "- `docs/recompute_backward.md`: the algorithm of the recomputing backward",
+        "- `report.html`: curves and sortable tables",
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
@@ -76,20 +77,22 @@ def _benchmark_configuration(groups: list[Group], options: dict[str, Any]) -> st
         if values:
             rows.append([name, ", ".join(values)])
     rows.append(["Lengths", ", ".join(map(str, sorted({n for group in groups for n in group.lengths})))])
-    rows += [[f"--{name}", str(value)] for name, value in options.items() if value not in (None, "", [], False)]
+    given = {name: value for name, value in options.items() if value not in (None, "", [], False)}
+    rows += [[f"--{name}", ", ".join(map(str, x)) if isinstance(x, list) else str(x)] for name, x in given.items()]
     return markdown(["Parameter", "Value"], rows)
 
 
 def _detailed(groups: list[Group]) -> list[str]:
     legend = (
-        "Error: against the float64 reference, relative to its largest value, the larger of the passes. First call: "
-        "milliseconds of the first call of each pass, compilation included."
+        "Spread: p20 to p80 as a share of the median, the larger of the passes; with ~ where it is too large to trust "
+        "the time. First call: milliseconds of the first call of each pass, compilation included. Errors stand below "
+        "the tables in the published form."
     )
     parts = ["## Detailed Results", legend]
     for group in groups:
         if len(groups) > 1:
             parts.append(f"### {group.label}")
-        header = ["Kernel", "SeqLen", "Fwd (ms)", "Bwd (ms)", "Total (ms)", "Speedup", "Error", "First call"]
+        header = ["Kernel", "SeqLen", "Fwd (ms)", "Bwd (ms)", "Total (ms)", "Speedup", "Spread", "First call"]
         rows = [_detailed_row(group, n, column) for n in group.lengths for column in _by_speed(group)]
         parts.append(markdown(header, rows))
         parts.append("\n".join(f"- {why}" for why in _why_missing(group)))
@@ -113,7 +116,8 @@ def _why_missing(group: Group) -> list[str]:
 def _detailed_row(group: Group, n: int, column: str) -> list[str]:
     cells = [group.cell("speed", mode, n, column) for mode in ("fwd", "bwd")]
     times = [NONE if cell is None or cell.value is None else f"{cell.value:.3f}" for cell in cells]
-    errors = [cell.error for cell in cells if cell is not None and cell.error is not None]
+    spreads = [cell.spread for cell in cells if cell is not None and cell.spread is not None]
+    noisy = any(cell.noisy for cell in cells if cell is not None)
     first = [cell.first_call for cell in cells if cell is not None and cell.first_call is not None]
     total, speedup = group.total(n, column), _ratio(group.speedup(n, column))
     best = min((t for one in group.columns if (t := group.total(n, one)) is not None), default=None)
@@ -123,15 +127,20 @@ def _detailed_row(group: Group, n: int, column: str) -> list[str]:
         *times,
         NONE if total is None else f"{total:.3f}",
         f"**{speedup}**" if total is not None and total == best and speedup != NONE else speedup,
-        f"{max(errors):.1e}" if errors else NONE,
+        f"{MARK if noisy else ''}{max(spreads):.0%}" if spreads else NONE,
         " + ".join(f"{time:.1f}" for time in first) or NONE,
     ]
 
 
-def _variants(suite: Suite, groups: list[Group]) -> list[str]:
-    columns = dict.fromkeys(column for group in groups for column in group.columns)
-    rows = [[column, *suite.explained(column)] for column in columns]
-    return ["## Kernel Variants Explained", markdown(["Kernel", "Description", "Pros", "Cons"], rows)]
+def _variants(suite: Suite, groups: list[Group], versions: Mapping[str, str]) -> list[str]:
+    rows = {}
+    for group in groups:
+        for name in group.columns:
+            owner, column = owner_of(group, name), suite.column(name)
+            title = column.title if column else name
+            rows[name] = [name, title, owner.described(versions.get(owner.package, "")), *suite.explained(name)]
+    header = ["Kernel", "Name", "Whose", "Description", "Pros", "Cons"]
+    return ["## Kernel Variants Explained", markdown(header, rows.values())]
 
 
 def _algorithm(suite: Suite, groups: list[Group]) -> list[str]:
@@ -173,7 +182,7 @@ def _published_tables(groups: list[Group]) -> list[str]:
     blocks = []
     for group in groups:
         for table in group.tables.values():
-            blocks += [block for block in (published_form(table), error_form(table)) if block]
+            blocks += [block for block in (published_form(table), error_line(table)) if block]
     return ["## Tables in the Published Form", "```\n" + "\n\n".join(blocks) + "\n```"]
 
 

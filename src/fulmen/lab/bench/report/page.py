@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from importlib.resources import files
 from itertools import groupby
 from typing import Any
 
 from fulmen.lab.bench import published, suites
-from fulmen.lab.bench.report.findings import headline
-from fulmen.lab.bench.report.groups import Group, groups_of
+from fulmen.lab.bench.report.findings import Duel, headline, what
+from fulmen.lab.bench.report.groups import Group, groups_of, owner_of
+from fulmen.lab.bench.report.side_by_side import RUN
 from fulmen.lab.bench.report.system import backend_lines, facts, machine
 from fulmen.lab.bench.results import Cell, Results, Table
-from fulmen.lab.bench.tables import UNITS, kind_of, published_form, reason
+from fulmen.lab.bench.suite import Sizes, Suite
+from fulmen.lab.bench.tables import NOISE, UNITS, kind_of, published_form, reason
 
 
 def page(results: Results) -> str:
@@ -31,9 +33,11 @@ def page(results: Results) -> str:
 
 def page_data(results: Results) -> dict[str, Any]:
     groups = groups_of(results.filled)
-    suites = [_suite(name, list(those)) for name, those in groupby(groups, key=lambda group: group.suite)]
+    suites = [_suite(name, list(those), results) for name, those in groupby(groups, key=lambda group: group.suite)]
     return {
         "machine": machine(results),
+        "warning": results.conditions.warning,
+        "noise": NOISE,
         "facts": facts(results),
         "backends": backend_lines(results),
         "suites": suites,
@@ -41,16 +45,35 @@ def page_data(results: Results) -> dict[str, Any]:
     }
 
 
-def _suite(name: str, groups: list[Group]) -> dict[str, Any]:
-    columns = dict.fromkeys(column for group in groups for column in group.columns)
-    found, suite = headline(groups), suites.find(name)
+def _suite(name: str, groups: list[Group], results: Results) -> dict[str, Any]:
+    columns = {column: group for group in reversed(groups) for column in group.columns}
+    ordered = dict.fromkeys(column for group in groups for column in group.columns)
+    versions = results.environment.get("peers", {})
+    found, suite = headline(groups, versions), suites.find(name)
     return {
         "name": name,
         "title": suite.text.title,
         "subject": suite.text.subject,
-        "columns": [{"name": column, "about": suite.explained(column)[0]} for column in columns],
-        "headline": None if found is None else dict(zip(("column", "ratio", "where"), found, strict=True)),
+        "columns": [_column(suite, column, columns[column], versions) for column in ordered],
+        "headline": None if found is None else _headline(*found),
         "groups": [_group(group) for group in groups],
+    }
+
+
+def _column(suite: Suite, name: str, group: Group, versions: Mapping[str, str]) -> dict[str, str]:
+    column, owner = suite.column(name), owner_of(group, name)
+    title, about = (column.title, column.about) if column else (name, "")
+    described = owner.described(versions.get(owner.package, ""))
+    return {"name": name, "title": title, "about": about, "kind": owner.kind, "owner": described}
+
+
+def _headline(group: Group, found: Duel) -> dict[str, Any]:
+    where = f"at {group.any_table.axis} = {found.n}, {what(group)}"
+    return {
+        "column": found.ours.title,
+        "ratio": found.ratio,
+        "other": f"{found.other.title} ({found.owner})",
+        "where": f"{where}; {group.section}" if group.section else where,
     }
 
 
@@ -60,6 +83,7 @@ def _group(group: Group) -> dict[str, Any]:
         "section": group.section,
         "axis": group.any_table.axis,
         "baseline": group.baseline,
+        "tokens": _tokens(group),
         "tables": {f"{metric}-{mode}": _table(table) for (metric, mode), table in group.tables.items()},
     }
 
@@ -73,14 +97,37 @@ def _table(table: Table) -> dict[str, Any]:
         "unit": UNITS[table.metric],
         "columns": table.columns,
         "lengths": table.lengths,
+        "checked": table.checked,
         "cells": cells,
+        "flops": _flops(table) if table.metric == "speed" else {},
         "text": published_form(table),
         "published": _published(table),
     }
 
 
+def _tokens(group: Group) -> dict[int, int]:
+    """Of one call, by length."""
+    suite, batch = suites.find(group.suite), group.any_table.config["batch"]
+    if group.any_table.axis == RUN:
+        return {}
+    return {n: batch * (1 if suite.one_token(group.section) else n) for n in group.lengths}
+
+
+def _flops(table: Table) -> dict[str, dict[int, float]]:
+    """The products of each column's algorithm, by length; of those that count them."""
+    suite, found = suites.find(table.suite), dict[str, dict[int, float]]()
+    for name in table.columns if table.axis != RUN else ():
+        column = suite.column(name, table.section)
+        work = {n: column.least(Sizes.of(table.config), n).get(table.mode) for n in table.lengths} if column else {}
+        if all(work.values()):
+            found[name] = {n: one.flops for n, one in work.items() if one}
+    return found
+
+
 def _cell(cell: Cell) -> dict[str, Any]:
-    known = {name: value for name, value in asdict(cell).items() if value is not None}
+    known = {name: value for name, value in asdict(cell).items() if value is not None} | (
+        {"noisy": True} if cell.noisy else {}
+    )
     return {name: value for name, value in known.items() if name not in ("n", "column")}
 
 
@@ -89,7 +136,8 @@ def _published(table: Table) -> dict[str, Any] | None:
     if found is None:
         return None
     curves = {column: {n: row[column] for n, row in found.rows if column in row} for column in found.columns}
-    return {"gpu": found.gpu, "title": found.title, "source": found.source, "curves": curves}
+    sizes = found.title.partition(f"-{found.metric}-{found.mode}-")[2]
+    return {"gpu": found.gpu, "sizes": sizes, "title": found.title, "source": found.source, "curves": curves}
 
 
 def _skipped(results: Results) -> list[dict[str, str]]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from importlib.util import find_spec
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from fulmen.lab.bench.report.findings import what
-from fulmen.lab.bench.report.groups import Group
+from fulmen.lab.bench.report.groups import Group, owner_of
 
-COLORS = (
-    "#2563d9", "#d9541e", "#0f8a63", "#a43bb5", "#b98500", "#0787a3", "#cf2a68", "#5f7019", "#6a4be0", "#7c4a2d",
-)  # fmt: skip
+# Ours are blue; what is not is warm.
+OURS = ("#2563d9", "#0787a3", "#5b4bd6", "#3f9fe8", "#12307a")
+OTHERS = ("#d9541e", "#b98500", "#cf2a68", "#7c4a2d", "#a43bb5", "#7d7f2b")
 INK, GRID = "#1c1e26", "#e4e2da"
 
 
@@ -36,20 +37,20 @@ def _write_plot(group: Group, path: Path) -> Path:
     # By hand: what matplotlib measures to lay out a figure takes longer than drawing it.
     margins = {"left": 0.07, "right": 0.985, "top": 0.85, "bottom": 0.25, "wspace": 0.16}
     time, ratio = figure.subplots(1, 2, gridspec_kw=margins)
-    others = [column for column in group.columns if column != group.baseline]
+    styles = _styles(group)
     for column in group.columns:
-        base = column == group.baseline
-        style = {"color": INK, "linewidth": 2.4} if base else {"color": COLORS[others.index(column) % len(COLORS)]}
+        style, label = styles[column], f"{column} ({owner_of(group, column).described()})"
         points = _curve(group, column)
         if points:
-            time.plot(*zip(*points, strict=True), marker="o", markersize=3.5, label=column, **style)
+            time.plot(*zip(*points, strict=True), marker="o", markersize=3.5, label=label, **style)
+            time.fill_between(*_band(group, column), color=style["color"], alpha=0.16, linewidth=0)
         ratios = [(n, speedup) for n in group.lengths if (speedup := group.speedup(n, column)) is not None]
         if ratios:
             ratio.plot(*zip(*ratios, strict=True), marker="o", markersize=3.5, **style)
     _label(time, group, f"ms, {what(group)}")
     _label(ratio, group, f"speedup over {group.baseline}")
     figure.suptitle(f"{group.suite}: {group.label}", fontsize=11, color=INK)
-    figure.legend(loc="lower center", ncols=min(5, len(group.columns)), frameon=False, fontsize=9)
+    figure.legend(loc="lower center", ncols=min(4, len(group.columns)), frameon=False, fontsize=8)
     figure.savefig(path)
     return path
 
@@ -67,6 +68,28 @@ def _label(axes: Any, group: Group, title: str) -> None:
     axes.minorticks_off()
     axes.grid(color=GRID, linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _styles(group: Group) -> dict[str, dict[str, Any]]:
+    """A colour of its family for each column; the baseline is black and thick, unless it is ours."""
+    shades = {True: cycle(OURS), False: cycle(OTHERS)}
+    styles: dict[str, dict[str, Any]] = {}
+    for column in group.columns:
+        ours = owner_of(group, column).kind == "ours"
+        base = column == group.baseline and not ours
+        styles[column] = {"color": INK, "linewidth": 2.4} if base else {"color": next(shades[ours])}
+    return styles
+
+
+def _band(group: Group, column: str) -> tuple[list[int], list[float], list[float]]:
+    """Lengths, and p20 and p80 of the total."""
+    lengths, low, high = [], [], []
+    for n, _ in _curve(group, column):
+        cells = [group.cell("speed", mode, n, column) for mode in group.modes]
+        lengths.append(n)
+        low.append(sum(cell.p20 or cell.value or 0.0 for cell in cells if cell))
+        high.append(sum(cell.p80 or cell.value or 0.0 for cell in cells if cell))
+    return lengths, low, high
 
 
 def _curve(group: Group, column: str) -> list[tuple[int, float]]:

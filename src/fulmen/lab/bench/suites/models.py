@@ -15,26 +15,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from fulmen.lab.bench import owners
 from fulmen.lab.bench.families import FAMILIES, VOCABULARY, model
+from fulmen.lab.bench.prepared import Prepare, Prepared
 from fulmen.lab.bench.suite import Column, Input, Preset, Sizes, Suite, Text, Work
 
 TAKES = ("x", "dt", "b", "c")
 KERNEL = 4  # taps of a convolution
-Prepare = Callable[..., Callable[[], Tensor]]
-
-
-class Prepared:
-    """A function in two steps: ``prepare(*tensors)`` gives what is called, and measured, while these tensors come."""
-
-    def __init__(self, prepare: Prepare) -> None:
-        self._prepare = prepare
-        self._tensors: tuple[Tensor, ...] = ()
-
-    def __call__(self, *tensors: Tensor) -> Tensor:
-        if len(tensors) != len(self._tensors) or any(x is not y for x, y in zip(tensors, self._tensors, strict=True)):
-            self._call, self._tensors = self._prepare(*tensors), tensors
-        return self._call()
-
 
 # ---- models ----------------------------------------------------------------------------------------------------------
 
@@ -211,15 +198,26 @@ def _function(name: str) -> tuple[Column, ...]:
 def _pair(
     what: str, takes: tuple[str, ...], theirs: Prepare, ours: Prepare, exact: Callable[..., Tensor]
 ) -> tuple[Column, ...]:
-    def column(name: str, about: str, pros: str, cons: str, prepare: Prepare) -> Column:
-        return Column(name, about, pros, cons, takes, Prepared(prepare), exact, _least, needs="transformers")
-
+    common: dict[str, Any] = {"takes": takes, "exact": exact, "least": _least, "needs": "transformers"}
     return (
-        column(
-            "transformers", f"{what}: as transformers runs it", "Nothing to do", "Loops and copies in torch", theirs
+        Column(
+            "transformers",
+            "transformers",
+            f"{what}: as transformers runs it",
+            pros="Nothing to do",
+            cons="Loops and copies in torch",
+            function=Prepared(theirs),
+            owner=owners.theirs("transformers"),
+            **common,
         ),
-        column(
-            "patched", f"{what}: after patch(model)", "The same model, one line", "An integration to maintain", ours
+        Column(
+            "patched",
+            "Fulmen, patched",
+            f"{what}: after patch(model)",
+            pros="The same model, one line",
+            cons="An integration to maintain",
+            function=Prepared(ours),
+            **common,
         ),
     )
 
@@ -253,5 +251,6 @@ SUITE = Suite(
             sections=("Mamba2 prefill", "Mamba2 decode", *FUNCTIONS),
         ),
     },
+    one_token=lambda section: section.endswith(("decode", "update")),
     check_sizes=lambda sizes: Sizes(sizes.batch, 8, 16, 32),
 )

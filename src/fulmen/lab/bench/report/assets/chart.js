@@ -74,10 +74,10 @@ function drawChart(host, series, options) {
     root.append(svg("text", { x: left - 8, y: y(value) + 4, "text-anchor": "end" }, plain(value)));
   }
   const lengths = [...new Set(all.map((p) => p.x))].sort((a, b) => a - b);
-  let labelled = -Infinity;
-  for (const value of lengths) {
+  let labelled = Infinity;
+  for (const value of [...lengths].reverse()) {  // the last one always has its label
     root.append(svg("line", { class: "grid", x1: x(value), x2: x(value), y1: top, y2: height - bottom }));
-    if (x(value) - labelled > 44) {
+    if (labelled - x(value) > 44) {
       root.append(svg("text", { x: x(value), y: height - bottom + 18, "text-anchor": "middle" }, String(value)));
       labelled = x(value);
     }
@@ -91,12 +91,15 @@ function drawChart(host, series, options) {
     const group = svg("g", { class: kind, "data-name": one.name });
     group.style.color = one.color;
     const points = [...one.points].sort((a, b) => a.x - b.x);
-    const line = points.map((p, i) => `${i ? "L" : "M"}${x(p.x).toFixed(1)} ${y(p.y).toFixed(1)}`).join("");
-    group.append(svg("path", { d: line, stroke: "currentColor" }));
-    for (const p of points) {
-      if (p.low) group.append(svg("line", { class: "spread", stroke: "currentColor", x1: x(p.x), x2: x(p.x), y1: y(p.low), y2: y(p.high) }));
-      group.append(svg("circle", { cx: x(p.x), cy: y(p.y), r: one.published ? 2 : 3.2, fill: "currentColor" }));
-    }
+    const through = (some, value) => some.map((p) => `${x(p.x).toFixed(1)} ${y(value(p)).toFixed(1)}`).join("L");
+    const spread = points.filter((p) => p.low);
+    if (spread.length > 1)
+      group.append(svg("path", { class: "band", fill: "currentColor",
+        d: `M${through(spread, (p) => p.high)}L${through([...spread].reverse(), (p) => p.low)}Z` }));
+    if (points.length)
+      group.append(svg("path", { class: "line", d: `M${through(points, (p) => p.y)}`, stroke: "currentColor" }));
+    for (const p of points)
+      group.append(svg("circle", { class: p.noisy ? "noisy" : "", cx: x(p.x), cy: y(p.y), r: one.published ? 2 : 3.2, fill: "currentColor" }));
     root.append(group);
   }
   if (named) nameCurves(root, series, x, y, [top, height - bottom]);

@@ -1,9 +1,9 @@
 // The page: a panel with controls, curves and a sortable table for every suite, and what surrounds them.
 
 const data = JSON.parse(document.getElementById("data").textContent);
-const VIEWS = { speed: "Time", speedup: "Speedup", memory: "Memory" };
+const VIEWS = { speed: "Time", speedup: "Speedup", tokens: "Tokens/s", rate: "GFLOP/s", memory: "Memory" };
 const MODES = { fwd: "Forward", bwd: "Backward", total: "Both" };
-const UNITS = { speed: "ms", speedup: "×", memory: "MiB" };
+const UNITS = { speed: "ms", speedup: "×", tokens: "tokens/s", rate: "GFLOP/s", memory: "MiB" };
 
 /** The figures of one view as {title, columns, lengths, figure(column, n), published}; null where nothing was measured. */
 function figures(group, view, mode) {
@@ -12,15 +12,25 @@ function figures(group, view, mode) {
   if (tables.some((table) => !table) || (mode === "total" && metric === "memory")) return null;
   const cell = (column, n) => sum(tables.map((table) => table.cells[column]?.[n]));
   const base = (n) => cell(group.baseline, n)?.value;
+  const flops = (column, n) => tables.reduce((all, table) => all + (table.flops[column]?.[n] ?? NaN), 0);
   const printed = tables.every((table) => table.published) ? tables.map((table) => table.published) : null;
+  // What a time is divided into; its spread goes along.
+  const over = { speedup: (_, n) => base(n), tokens: (_, n) => group.tokens[n] * 1e3, rate: (column, n) => flops(column, n) / 1e6 }[view];
+  const missing = { speedup: `${group.baseline} has no time at this length`, rate: "its products are not counted" };
   const figure = (column, n) => {
     const found = cell(column, n);
-    if (view !== "speedup" || !found?.value) return found;
-    return base(n) ? { value: base(n) / found.value } : { skipped: `${group.baseline} has no time at this length` };
+    if (!over || !found?.value) return found;
+    const whole = over(column, n);
+    if (!Number.isFinite(whole)) return { skipped: missing[view] };
+    const spread = found.p20 && view !== "speedup" ? { p20: whole / found.p80, p80: whole / found.p20 } : {};
+    return { value: whole / found.value, noisy: found.noisy, ...spread };
   };
+  const columns = tables[0].columns, lengths = tables[0].lengths;
+  if ((view === "rate" || view === "tokens") && !columns.some((column) => lengths.some((n) => figure(column, n)?.value))) return null;
+  const comparable = view === "speed" || view === "speedup" || view === "memory";
   return {
-    tables, columns: tables[0].columns, lengths: tables[0].lengths, figure,
-    published: printed && publishedCurves(printed, view === "speedup" ? group.baseline : null),
+    tables, columns, lengths, figure,
+    published: comparable && printed && publishedCurves(printed, view === "speedup" ? group.baseline : null),
   };
 }
 
@@ -28,7 +38,8 @@ function sum(cells) {
   if (cells.length === 1) return cells[0];
   const missing = cells.find((cell) => !cell || cell.value === undefined);
   if (cells.includes(missing)) return missing;
-  return { value: cells[0].value + cells[1].value, error: Math.max(...cells.map((cell) => cell.error ?? 0)) || undefined };
+  const noisy = cells.some((cell) => cell.noisy), error = Math.max(...cells.map((cell) => cell.error ?? 0)) || undefined;
+  return { value: cells[0].value + cells[1].value, error, noisy };
 }
 
 function publishedCurves(tables, baseline) {
@@ -39,17 +50,19 @@ function publishedCurves(tables, baseline) {
       const y = baseline ? value(baseline, n) / value(column, n) : value(column, n);
       if (Number.isFinite(y)) (curves[column] ??= []).push({ x: Number(n), y });
     }
-  return { gpu: tables[0].gpu, title: tables[0].title, source: tables[0].source, curves };
+  return { gpu: tables[0].gpu, sizes: tables[0].sizes, title: tables[0].title, source: tables[0].source, curves };
 }
 
 function suitePanel(suite) {
-  const state = { group: 0, view: "speed", mode: "fwd", hidden: new Set(), published: false, sort: null };
-  const colors = {};
-  suite.columns.forEach((column) => {
-    const others = suite.columns.filter((one) => one.name !== suite.groups[0].baseline);
-    const place = others.indexOf(column);
-    colors[column.name] = place < 0 ? "var(--ink)" : `var(--s${place % 10})`;
-  });
+  // The mode that is shown is the wanted one, where a view has it.
+  const state = { group: 0, view: "speed", mode: "fwd", wanted: "fwd", hidden: new Set(), published: false, sort: null };
+  const colors = {}, places = { ours: 0, other: 0 }, shades = { ours: 5, other: 6 };
+  for (const { name, kind } of suite.columns) {
+    const family = kind === "ours" ? "ours" : "other";
+    if (family === "other" && name === suite.groups[0].baseline) colors[name] = "var(--ink)";
+    else colors[name] = `var(--${family}${places[family]++ % shades[family]})`;
+  }
+  const about = Object.fromEntries(suite.columns.map((column) => [column.name, column]));
   const controls = html("div", { class: "controls" }), title = html("div", { class: "title mono" });
   const chart = html("div", { class: "chart" }), legend = html("div", { class: "legend" });
   const table = html("div", { class: "scroll" }), notes = html("div", { class: "notes" });
@@ -61,14 +74,14 @@ function suitePanel(suite) {
     const buttons = Object.entries(labels).map(([value, name]) => html("button", {
       type: "button", "aria-pressed": String(state[key] === value), "data-value": value,
       disabled: settle({ [key]: value }) === null,
-      onclick: () => change(settle({ [key]: value })),
+      onclick: () => change({ ...settle({ [key]: value }), ...(key === "mode" ? { wanted: value } : {}) }),
     }, name));
     return html("div", { class: "segmented", role: "group", "aria-label": label }, ...buttons);
   }
   /** The changes, with another mode where the wanted one was not measured; null if nothing fits. */
   function settle(changes) {
     const wanted = { ...state, ...changes };
-    const modes = changes.mode ? [changes.mode] : [wanted.mode, "fwd", "bwd", "total"];
+    const modes = changes.mode ? [changes.mode] : [wanted.wanted, "fwd", "bwd", "total"];
     const mode = modes.find((one) => figures(suite.groups[wanted.group], wanted.view, one));
     return mode ? { ...changes, mode } : null;
   }
@@ -83,8 +96,10 @@ function suitePanel(suite) {
     if (published) {
       const box = html("input", { type: "checkbox", onchange: (event) => change({ published: event.target.checked }) });
       box.checked = state.published;
-      boxes.push(html("label", { class: "switch", title: `${published.title}; ${published.source}` }, box, `Published, ${published.gpu}`));
+      boxes.push(html("label", { class: "switch", title: `${published.title}; ${published.source}` }, box, `Published: ${published.gpu}, ${published.sizes}`));
     }
+    const save = (name, make) => html("button", { type: "button", "data-save": name, onclick: make }, name);
+    boxes.push(html("div", { class: "files" }, save("SVG", saveSvg), save("CSV", saveCsv)));
     controls.replaceChildren(...boxes);
   }
   function chooseGroup(group) {
@@ -94,13 +109,22 @@ function suitePanel(suite) {
     change(settled ?? before);
   }
   const current = () => figures(suite.groups[state.group], state.view, state.mode);
+  const fileName = (ending) => `${[suite.name, suite.groups[state.group].label, state.view, state.mode].join("-").replace(/[^\w.]+/g, "-")}.${ending}`;
+  const saveSvg = () => download(fileName("svg"), "image/svg+xml", svgText(chart.querySelector("svg")));
+  function saveCsv() {
+    const found = current(), quoted = (text) => `"${String(text).replaceAll('"', '""')}"`;
+    const lines = [["column", "owner", "unit", ...found.lengths].map(quoted).join(",")];
+    for (const name of found.columns)
+      lines.push([quoted(name), quoted(about[name]?.owner ?? ""), quoted(UNITS[state.view]), ...found.lengths.map((n) => found.figure(name, n)?.value ?? "")].join(","));
+    download(fileName("csv"), "text/csv", `${lines.join("\n")}\n`);
+  }
 
   function drawCurves(found, group) {
     const unit = UNITS[state.view];
     const series = found.columns.filter((column) => !state.hidden.has(column)).map((name) => ({
       name, color: colors[name], base: name === group.baseline,
       points: found.lengths.map((n) => [n, found.figure(name, n)]).filter(([, cell]) => cell?.value).map(([x, cell]) => ({
-        x, y: cell.value, low: cell.p20, high: cell.p80, text: `${number(cell.value)} ${unit}`,
+        x, y: cell.value, low: cell.p20, high: cell.p80, noisy: cell.noisy, text: `${number(cell.value)} ${unit}`,
         more: cell.p20 ? `${number(cell.p20)} to ${number(cell.p80)}` : cell.workspace !== undefined ? `${number(cell.workspace)} workspace` : "",
       })),
     }));
@@ -108,7 +132,7 @@ function suitePanel(suite) {
       for (const [name, points] of Object.entries(found.published.curves))
         if (!state.hidden.has(name))
           series.push({
-            name: `${name} (${found.published.gpu})`, color: colors[name] ?? "var(--faint)", published: true, of: name,
+            name: `${name} (${found.published.gpu}, ${found.published.sizes})`, color: colors[name] ?? "var(--faint)", published: true, of: name,
             points: points.map((p) => ({ ...p, text: `${number(p.y)} ${unit}` })),
           });
     const label = `${suite.name}: ${VIEWS[state.view]} by length, on logarithmic axes`;
@@ -120,7 +144,7 @@ function suitePanel(suite) {
     const buttons = found.columns.map((name) => html("button", {
       type: "button", "aria-pressed": String(!state.hidden.has(name)), "data-column": name, title: describe(name),
       onclick: (event) => toggle(name, event.shiftKey, found.columns),
-    }, html("span", { class: "swatch", style: `color:${colors[name]}` }), name));
+    }, html("span", { class: "swatch", style: `color:${colors[name]}` }), name, badge(name)));
     legend.replaceChildren(...buttons, html("span", { class: "hint" }, "click to hide, shift-click to show one alone"));
   }
   function toggle(name, alone, columns) {
@@ -130,7 +154,8 @@ function suitePanel(suite) {
     else if (!state.hidden.delete(name)) state.hidden.add(name);
     draw();
   }
-  const describe = (name) => suite.columns.find((column) => column.name === name)?.about ?? "";
+  const describe = (name) => about[name]?.about ?? "";
+  const badge = (name) => html("span", { class: `badge ${about[name]?.kind ?? ""}` }, about[name]?.owner ?? "");
 
   function drawTable(found, group) {
     // Reasons that differ only after their colon share a mark, and their note tells of each.
@@ -141,15 +166,19 @@ function suitePanel(suite) {
       return [...reasons.keys()].indexOf(kind) + 1;
     };
     const note = ([kind, cells]) => (new Set(cells.map((cell) => cell.reason)).size === 1 ? cells[0].reason : `${kind}: ${cells.map((cell) => cell.text).join("; ")}`);
-    const better = state.view === "speedup" ? Math.max : Math.min;
+    const better = state.view === "speed" || state.view === "memory" ? Math.min : Math.max;
     const best = Object.fromEntries(found.lengths.map((n) => {
       const values = found.columns.map((column) => found.figure(column, n)?.value).filter(Boolean);
       return [n, values.length ? better(...values) : null];
     }));
     const errors = found.columns.some((column) => worst(found, column) !== null);
-    const heads = [["name", "Column"], ...found.lengths.map((n) => [n, `${group.axis} = ${n}`]), ...(errors ? [["error", "Error"]] : [])];
+    const spreads = found.columns.some((column) => spread(found, column) !== null);
+    const heads = [["name", `Column, ${UNITS[state.view]}`], ...found.lengths.map((n) => [n, `${group.axis} = ${n}`])];
+    if (spreads) heads.push(["spread", "Spread"]);
+    if (errors) heads.push(["error", "Error"]);
+    const hints = { spread: "p20 to p80, the largest of all lengths", error: `against float64, at ${found.tables[0].checked || "a small size"}` };
     const head = heads.map(([key, label]) => html("th", { scope: "col", "aria-sort": state.sort?.key === key && state.sort.direction },
-      html("button", { type: "button", "data-key": key, onclick: () => sortBy(key) }, label)));
+      html("button", { type: "button", "data-key": key, title: hints[key] ?? null, onclick: () => sortBy(key) }, label)));
     const rows = sorted(found).map((name) => {
       const figuresOf = found.lengths.map((n) => {
         const cell = found.figure(name, n);
@@ -157,16 +186,24 @@ function suitePanel(suite) {
           const why = cell?.skipped ?? "not run";
           return html("td", { class: "none", title: why }, "–", html("sup", {}, String(mark(why, `${name} at ${n}`))));
         }
-        return html("td", { class: cell.value === best[n] && "best", title: explain(cell) }, number(cell.value));
+        return html("td", { class: cell.value === best[n] && "best", title: explain(cell) }, `${cell.noisy ? "~" : ""}${number(cell.value)}`);
       });
-      const error = worst(found, name);
+      const error = worst(found, name), wide = spread(found, name);
+      if (spreads) figuresOf.push(html("td", { class: "none" }, wide === null ? "–" : `${(100 * wide).toFixed(0)}%`));
       if (errors) figuresOf.push(html("td", { class: "none" }, error === null ? "–" : error.toExponential(1)));
-      const label = html("th", { scope: "row" }, html("span", { class: "swatch", style: `color:${colors[name]}` }), name, html("small", {}, describe(name)));
+      const title = about[name]?.title ?? name, code = title === name ? null : html("span", { class: "code mono" }, name);
+      const label = html("th", { scope: "row" }, html("span", { class: "swatch", style: `color:${colors[name]}` }), title, code, badge(name), html("small", {}, describe(name)));
       return html("tr", { "data-column": name }, label, ...figuresOf);
     });
     table.replaceChildren(html("table", {}, html("thead", {}, html("tr", {}, ...head)), html("tbody", {}, ...rows)));
-    notes.hidden = reasons.size === 0;
-    notes.replaceChildren(html("ol", {}, ...[...reasons].map((entry) => html("li", {}, note(entry)))));
+    const noisy = found.columns.some((column) => found.lengths.some((n) => found.figure(column, n)?.noisy));
+    notes.hidden = reasons.size === 0 && !noisy;
+    notes.replaceChildren(html("ol", {}, ...[...reasons].map((entry) => html("li", {}, note(entry)))), noisy ? html("p", {}, `~ ${data.noise}`) : "");
+  }
+  /** The largest over all lengths, as a share of the median. */
+  function spread(found, column) {
+    const cells = found.lengths.map((n) => found.figure(column, n)).filter((cell) => cell?.value && cell.p20);
+    return cells.length ? Math.max(...cells.map((cell) => (cell.p80 - cell.p20) / cell.value)) : null;
   }
   function worst(found, column) {
     const errors = found.lengths.map((n) => found.figure(column, n)?.error).filter((error) => error !== undefined);
@@ -174,7 +211,7 @@ function suitePanel(suite) {
   }
   function explain(cell) {
     const parts = [];
-    if (cell.p20 !== undefined) parts.push(`p20 to p80: ${number(cell.p20)} to ${number(cell.p80)} ms`);
+    if (cell.p20 !== undefined) parts.push(`p20 to p80: ${number(cell.p20)} to ${number(cell.p80)} ${UNITS[state.view]}`);
     if (cell.first_call !== undefined) parts.push(`first call ${number(cell.first_call)} ms`);
     if (cell.error !== undefined) parts.push(`error ${cell.error.toExponential(1)}`);
     for (const part of ["inputs", "outputs", "workspace"]) if (cell[part] !== undefined) parts.push(`${part} ${number(cell[part])} MiB`);
@@ -190,7 +227,8 @@ function suitePanel(suite) {
     if (!state.sort) return found.columns;
     const { key, direction } = state.sort, sign = direction === "ascending" ? 1 : -1;
     if (key === "name") return [...found.columns].sort((a, b) => sign * a.localeCompare(b));
-    const value = (column) => (key === "error" ? worst(found, column) : found.figure(column, key)?.value) ?? null;
+    const special = { error: worst, spread }[key];
+    const value = (column) => (special ? special(found, column) : found.figure(column, key)?.value) ?? null;
     const known = found.columns.filter((column) => value(column) !== null), unknown = found.columns.filter((column) => value(column) === null);
     return [...known.sort((a, b) => sign * (value(a) - value(b))), ...unknown];
   }
@@ -203,8 +241,25 @@ function suitePanel(suite) {
     drawCurves(found, group);
     drawTable(found, group);
     text.textContent = found.tables.map((one) => one.text).join("\n\n");
+    if (drawn) history.replaceState(null, "", `#${suite.name}?${link()}`);
+    drawn = true;
   }
-  const start = settle({}) ?? (state.view = "memory", settle({}));
+  /** The view as the words of an address; `restore` reads them. */
+  function link() {
+    const words = { group: state.group || "", view: state.view, mode: state.wanted, hide: [...state.hidden].join(","), published: state.published ? 1 : "" };
+    return new URLSearchParams(Object.entries(words).filter(([, word]) => word !== "")).toString();
+  }
+  function restore(words) {
+    const group = Number(words.get("group") ?? 0), hide = (words.get("hide") ?? "").split(",").filter((name) => about[name]);
+    if (suite.groups[group]) state.group = group;
+    if (VIEWS[words.get("view")]) state.view = words.get("view");
+    if (MODES[words.get("mode")]) state.wanted = words.get("mode");
+    Object.assign(state, { hidden: new Set(hide), published: words.get("published") === "1" });
+  }
+  let drawn = false;
+  const [of, words] = decodeURI(location.hash.slice(1)).split("?");
+  if (of === suite.name && words) restore(new URLSearchParams(words));
+  const start = settle({}) ?? (state.view = "speed", settle({})) ?? (state.view = "memory", settle({}));
   Object.assign(state, start);
   let width = 0;
   new ResizeObserver(() => { if (chart.clientWidth !== width) { width = chart.clientWidth; drawCurves(current(), suite.groups[state.group]); } }).observe(chart);
@@ -214,16 +269,35 @@ function suitePanel(suite) {
 
 function card(suite) {
   if (!suite.headline) return null;
-  const { column, ratio, where } = suite.headline;
+  const { column, ratio, other, where } = suite.headline;
   return html("a", { class: "card", href: `#${suite.name}` },
     html("div", { class: "name" }, suite.name), html("div", { class: "ratio" }, number(ratio), html("small", {}, "×")),
-    html("div", { class: "where" }, html("b", {}, column), ` faster ${where}`));
+    html("div", { class: "where" }, html("b", {}, column), " against ", html("b", {}, other), ` ${where}`));
+}
+
+function download(name, type, text) {
+  const link = html("a", { href: URL.createObjectURL(new Blob([text], { type })), download: name });
+  link.click();
+  URL.revokeObjectURL(link.href);
+}
+
+/** A chart as a file of its own: what the page's style sheet says of its elements goes into them. */
+function svgText(chart) {
+  const copy = chart.cloneNode(true), styles = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-size", "font-family", "paint-order"];
+  const [from, to] = [chart, copy].map((root) => [root, ...root.querySelectorAll("*")]);
+  from.forEach((element, i) => { for (const style of styles) to[i].style.setProperty(style, getComputedStyle(element).getPropertyValue(style)); });
+  copy.setAttribute("xmlns", SVG);
+  copy.setAttribute("width", chart.viewBox.baseVal.width);
+  copy.style.background = getComputedStyle(document.body).backgroundColor;
+  return new XMLSerializer().serializeToString(copy);
 }
 
 function fill(id, ...children) { document.getElementById(id).replaceChildren(...children.filter(Boolean)); }
 
 function start() {
   fill("machine", data.machine);
+  fill("warning", data.warning);
+  document.getElementById("warning").hidden = !data.warning;
   fill("cards", ...data.suites.map(card));
   fill("suites-nav", ...data.suites.map((suite) => html("a", { href: `#${suite.name}` }, suite.name)), html("a", { href: "#environment" }, "environment"));
   fill("suites", ...data.suites.map(suitePanel));
@@ -232,6 +306,8 @@ function start() {
     html("li", { class: available ? "" : "off" }, html("span", { class: "dot" }), html("span", {}, name), html("span", {}, what))));
   fill("reasons", ...data.skipped.map(({ reason, cells }) => html("div", { class: "reason" }, html("p", {}, reason), html("div", {}, cells))));
   if (!data.skipped.length) document.getElementById("skipped").hidden = true;
+  const shown = location.hash.slice(1).split("?")[0];
+  if (location.hash.includes("?")) document.getElementById(shown)?.scrollIntoView({ behavior: "instant" });
 }
 
 function chooseTheme(theme) { document.documentElement.dataset.theme = theme; }
