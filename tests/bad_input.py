@@ -1,0 +1,157 @@
+"""Mistakes that users make, for every public function and for the commands: one table, which test_errors.py runs and
+from which it writes docs/errors.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+import fulmen
+
+
+def rows(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+# A good call of each function, B = 2, N = M = 6, H = 2, D = 4, E = 3, which a mistake changes in one argument.
+SEQUENCE = {"q": rows(2, 6, 2, 4), "k": rows(2, 6, 2, 4), "v": rows(2, 6, 2, 3)}
+TOKEN = {name: x[:, 0] for name, x in SEQUENCE.items()}
+CALLS: dict[str, dict[str, Any]] = {
+    "linear_attention": SEQUENCE,
+    "linear_attention_step": TOKEN | {"state": rows(2, 2, 4, 3)},
+    "chunk_states": {name: SEQUENCE[name] for name in "kv"},
+    "delta_rule": SEQUENCE | {"beta": rows(2, 6, 2)},
+    "delta_rule_step": TOKEN | {"beta": rows(2, 2), "state": rows(2, 2, 4, 3)},
+    "causal_conv1d": {"x": rows(2, 6, 5), "weight": rows(5, 4)},
+    "causal_conv1d_step": {"x": rows(2, 5), "state": rows(2, 5, 3), "weight": rows(5, 4)},
+    "tpa_decode": {
+        "aq": rows(2, 1, 2, 3), "ak": rows(2, 6, 2), "av": rows(2, 6, 2),
+        "bq": rows(2, 1, 3, 4), "bk": rows(2, 6, 4), "bv": rows(2, 6, 3),
+    },
+    "output_gated_attention": SEQUENCE | {"gate": rows(2, 6, 2, 3)},
+}  # fmt: skip
+FIRST = {name: next(iter(call)) for name, call in CALLS.items()}
+SECOND = {name: list(call)[1] for name, call in CALLS.items()}
+
+
+class Mistake(NamedTuple):
+    what: str
+    function: str
+    argument: str
+    value: Any
+
+
+def of_all() -> Iterator[Mistake]:
+    """What can be wrong with the tensors of every function."""
+    for function, call in CALLS.items():
+        first, second = FIRST[function], SECOND[function]
+        good = call[first]
+        yield Mistake("not a tensor", function, first, [1.0, 2.0])
+        yield Mistake("integers", function, first, good.long())
+        yield Mistake("complex numbers", function, first, good.to(torch.complex64))
+        yield Mistake("a sparse tensor", function, first, good.to_sparse())
+        yield Mistake("one dimension too many", function, first, good[None])
+        yield Mistake("another device", function, second, call[second].to("meta"))
+        if function not in ("causal_conv1d", "causal_conv1d_step"):
+            yield Mistake("another dtype than the first", function, second, call[second].double())
+        yield Mistake("another B", function, second, torch.cat([call[second]] * 2))
+        yield Mistake("an unknown backend", function, "backend", "cuda")
+        yield Mistake("an option that there is not", function, "decay", 0.9)
+
+
+def of_walks() -> Iterator[Mistake]:
+    """Of functions with a recurrence: decays, scales and states."""
+    for function in ("linear_attention", "chunk_states", "delta_rule", "linear_attention_step", "delta_rule_step"):
+        step = function.endswith("_step")
+        yield Mistake("a decay as a number", function, "log_decay", -0.1)
+        yield Mistake("a decay of another shape", function, "log_decay", rows(7))
+        yield Mistake("a decay of integers", function, "log_decay", rows(2, dtype=torch.int32))
+        yield Mistake("another key size", function, "k", rows(*((2, 2) if step else (2, 6, 2)), 600))
+        state = "state" if step else "initial_state"
+        yield Mistake("a state of another layout, [B, H, E, D]", function, state, rows(2, 2, 3, 4))
+        yield Mistake("a state of integers", function, state, rows(2, 2, 4, 3, dtype=torch.int64))
+        if function != "chunk_states":
+            yield Mistake("a scale as a tensor", function, "scale", torch.tensor(0.5))
+            yield Mistake("a scale that is not finite", function, "scale", float("inf"))
+            yield Mistake("heads that do not divide", function, "v", rows(*((2, 3, 3) if step else (2, 6, 3, 3))))
+        if not step:
+            yield Mistake("an unknown schedule", function, "schedule", "chunk")
+        if function in ("linear_attention", "delta_rule"):
+            yield Mistake("return_state as a number", function, "return_state", 1)
+            yield Mistake("packed sequences of a batch", function, "cu_seqlens", torch.tensor([0, 6]))
+            yield Mistake("bounds of another dtype", function, "cu_seqlens", rows(2))
+        if step:
+            yield Mistake("no state", function, "state", None)
+            yield Mistake("an expanded state", function, "state", rows(1, 1, 4, 3).expand(2, 2, 4, 3))
+            yield Mistake("a float64 state", function, "state", rows(2, 2, 4, 3, dtype=torch.float64))
+            yield Mistake("a gradient", function, "q", rows(2, 2, 4).requires_grad_())
+
+
+SINGLE = [
+    Mistake("a decay of values per token", "linear_attention", "log_decay_v", rows(2, 6, 2)),
+    Mistake("no tokens in a chunk", "chunk_states", "chunk_size", 0),
+    Mistake("a fraction of a token", "chunk_states", "chunk_size", 1.5),
+    Mistake("no beta", "delta_rule", "beta", None),
+    Mistake("one beta for each channel", "delta_rule", "beta", rows(2, 6, 2, 4)),
+    Mistake("a number for a flag", "delta_rule", "normalize_qk", 1),
+    Mistake("weights of Conv1d, [C, 1, K]", "causal_conv1d", "weight", rows(5, 1, 4)),
+    Mistake("more than 64 weights", "causal_conv1d", "weight", rows(5, 65)),
+    Mistake("another number of channels", "causal_conv1d", "bias", rows(4)),
+    Mistake("an unknown activation", "causal_conv1d", "activation", "gelu"),
+    Mistake("a state that is too short", "causal_conv1d", "initial_state", rows(2, 5, 2)),
+    Mistake("a state that is too short", "causal_conv1d_step", "state", rows(2, 5, 2)),
+    Mistake("several query tokens", "tpa_decode", "aq", rows(2, 2, 2, 3)),
+    Mistake("a rank for one factor only", "tpa_decode", "bk", rows(2, 6, 1, 4)),
+    Mistake("lengths of another dtype", "tpa_decode", "seqlens", rows(2)),
+    Mistake("a length beyond M", "tpa_decode", "seqlens", torch.tensor([6, 7])),
+    Mistake("an unknown split", "tpa_decode", "split", "heads"),
+    Mistake("a scale as a tensor", "tpa_decode", "scale", torch.tensor(0.5)),
+    Mistake("a gate of another size", "output_gated_attention", "gate", rows(2, 6, 2, 4)),
+    Mistake("an unknown thing to save", "output_gated_attention", "save", ("qkv",)),
+]
+MISTAKES = [*of_all(), *of_walks(), *SINGLE]
+
+
+def error_of(mistake: Mistake) -> Exception | None:
+    """What the call raises; None if it goes through."""
+    function: Callable[..., Any] = getattr(fulmen, mistake.function)
+    try:
+        function(**CALLS[mistake.function] | {mistake.argument: mistake.value})
+    except Exception as error:
+        return error
+    return None
+
+
+class Command(NamedTuple):
+    """Arguments of `fulmen`; FILE stands for a file of the ``content``, and FOLDER for one that is there."""
+
+    what: str
+    arguments: str
+    code: int
+    content: str = "no JSON"
+
+
+COMMANDS = [
+    Command("no command", "", 2),
+    Command("an unknown command", "measure", 2),
+    Command("an unknown option", "env --yaml", 2),
+    Command("an unknown suite", "bench softmax", 2),
+    Command("no number", "bench lasd --batch two", 2),
+    Command("more channels than there can be", "bench lasd --dim 513", 2),
+    Command("a folder that is not there", "verify --json FOLDER/none/results.json", 2),
+    Command("a folder in place of a file", "verify --json FOLDER", 2),
+    Command("a file in place of a folder", "bench lasd --out FILE", 2),
+    Command("a folder below a file", "bench lasd --out FILE/results", 2),
+    Command("a report below a file", "report FILE --out FILE/report", 2),
+    Command("a file that is not there", "report FOLDER/none.json", 2),
+    Command("results that are no JSON", "report FILE", 1),
+    Command("results that are cut off", "report FILE", 1, '{"format": 1, "environment": {'),
+    Command("results of another program", "compare FILE", 1, "[1, 2]"),
+    Command("results of another version", "compare FILE", 1, '{"format": 99}'),
+    Command("results with a field missing", "compare FILE", 1, '{"format": 1, "options": {}}'),
+    Command("a pickle for results", "report FILE", 1, "\x80\x04N."),
+    Command("a record of another program", "fuzz --seconds 1 --resume FILE", 1),
+    Command("a time that is no number", "fuzz --seconds soon", 2),
+]
