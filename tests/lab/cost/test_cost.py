@@ -114,3 +114,15 @@ def test_control_codes():
     assert add.control.stall == 4
     assert [(loop.first, loop.last) for loop in code.loops] == [(0, 4)]
     assert code.end == 6
+
+
+def test_tokens_of_launches_that_walk_some_of_the_segments():
+    """The gradient of a decay starts again every 2048 tokens, and its sums have a column for each tile of a head."""
+    from fulmen.lab.cost.work import tokens_of
+    from fulmen.lab.operators.linear_attention.workloads import attention_launched
+    from fulmen.ops.chunks.decay_form import Decays
+
+    _, backward = attention_launched(ARCHITECTURES["sm_80"], Decays.named("token"), "loop")
+    walks = [launch for launch in backward if launch.kernel == "walk"]
+    assert [walk.arguments["walked"] for walk in walks] == [1] * 33
+    assert {tokens_of(walk.arguments) for walk in walks} == {4 * 32768 * 32}

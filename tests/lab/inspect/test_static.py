@@ -38,6 +38,21 @@ def test_kernels_fit(arch, decay, tmp_path, monkeypatch):
         assert (found.tensor_core_ops > 0) == (kernel == "dk"), found
 
 
+@pytest.mark.parametrize("arch", ["sm_90", "gfx942"])
+def test_walks_fit_with_the_most_channels(arch, tmp_path, monkeypatch):
+    """Where chunks are longest, and where shared memory is least."""
+    from fulmen.lab.inspect.compilation import resources
+    from fulmen.lab.inspect.dry_run import dry_run
+    from fulmen.lab.operators.linear_attention.workloads import attention
+    from fulmen.ops.linear_attention import triton
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    with dry_run(ARCHITECTURES[arch]) as (launches, _):
+        p = attention(Decays.named("none"), torch.bfloat16, 512, 512)
+        triton.forward(p, torch.empty(p.output_shape, dtype=torch.bfloat16), None)
+    assert resources(launches[-1], ARCHITECTURES[arch]).shared <= ARCHITECTURES[arch].shared_limit
+
+
 def test_launches_that_compile_to_the_same_code_are_compiled_once():
     from fulmen.lab.inspect.compilation import key_of
     from fulmen.lab.inspect.inspection import record

@@ -22,7 +22,9 @@ from cases import (
     relative_error,
     run,
 )
-from fulmen.runtime.architectures import interpreted
+from fulmen.runtime.architectures import ARCHITECTURES, interpreted, pretend
+
+WALK_TILES = "FULMEN_WALK_TILES"
 
 pytestmark = [
     pytest.mark.gpu,
@@ -40,6 +42,29 @@ RAGGED = Case(length=67, key_size=20, value_size=9, scale=0.3)
 def test_every_decay_and_dtype(decays, dtype):
     case = RAGGED.of(decays=decays, dtype=dtype, batch=1)
     assert_close(run(case, backend="triton"), exact(case))
+
+
+@pytest.mark.skipif(not interpreted(), reason="a GPU runs what was made for it")
+@pytest.mark.parametrize("tiles", ["sm_90", "sm_90_short"])
+@pytest.mark.parametrize("decays", ["none", "head", "token"])
+def test_walks_as_hopper_runs_them(decays, tiles, monkeypatch):
+    """Chunks of 64 tokens, and matrices that are not held as their transposes; the interpreter's default is an A100."""
+    monkeypatch.setenv(WALK_TILES, tiles)
+    case = RAGGED.of(decays=decays, dtype=torch.bfloat16, length=150, batch=1)
+    with pretend(ARCHITECTURES["sm_90"]):
+        assert_close(run(case, backend="triton"), exact(case))
+
+
+@pytest.mark.parametrize("decays", ["none", "token"])
+def test_states_of_float16_inputs_are_as_good_as_those_of_float32(decays):
+    case = RAGGED.of(decays=decays, dtype=torch.float16)
+    assert relative_error(run(case, backend="triton")["state"], exact(case)["state"]) < 1e-6
+
+
+def test_tiles_that_there_are_not(monkeypatch):
+    monkeypatch.setenv(WALK_TILES, "sm90")
+    with pytest.raises(ValueError, match=f"{WALK_TILES} must be one of sm_80, .*; got 'sm90'"):
+        run(RAGGED, backend="triton")
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

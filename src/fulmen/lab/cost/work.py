@@ -42,16 +42,21 @@ class Work:
 
 def work_of(launch: Launch, ttir: str) -> Work:
     """The work of a launch of a function that was compiled to ``ttir``."""
-    function = _Function(ttir, _values(launch), launch.grid)
-    return Work(function.loops, function.bytes, tokens_of(launch.arguments))
+    function, given = _Function(ttir, _values(launch), launch.grid), launch.arguments
+    # Where segments are walked one by one, a launch has its part of the operands.
+    walked, segments = (given["walked"], given["segments"]) if "walked" in given else (1, 1)
+    return Work(function.loops, function.bytes * walked // segments, tokens_of(given) * walked // segments)
 
 
 def tokens_of(arguments: Mapping[str, Any]) -> int:
-    """Tokens are operands ``[B, N, heads, …]`` or ``[B, N, channels]`` with strides of their own."""
+    """Tokens are operands ``[B, N, heads, …]`` or ``[B, N, channels]`` with strides of their own. Operands may have
+    other heads than the launch: fewer, which are shared, or one for each tile of a head."""
+    length, heads = arguments.get("length"), arguments.get("heads", 1)
     counts = [
-        prod(x.pointer.shape[: 3 if hasattr(x, "head") else 2])
+        prod(x.pointer.shape[:2]) * (heads if hasattr(x, "head") else 1)
         for x in arguments.values()
         if hasattr(x, "token") and x.pointer is not None and len(x.pointer.shape) > 2
+        if length in (None, x.pointer.shape[1])
     ]
     return max(counts, default=0)
 

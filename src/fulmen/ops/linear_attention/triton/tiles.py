@@ -118,14 +118,24 @@ def walk_tile(architecture: Architecture, read: int, write: int, precision: str,
         precision: of products (:mod:`fulmen.triton_common.products`).
         small: for the "recompute" schedule.
     """
-    tiles = _WALKS[os.environ.get(WALK_TILES) or architecture.name]
+    tiles = _WALKS[_line_of(architecture)]
     tile = tiles.get(precision, tiles["float32"])
     width = max(tile.width * 128 // max(padded(read), 128), 16)  # the state is as large for more channels
     if small:
         tile, width = tile._replace(chunk=16), min(width, _SMALL_WIDTH)
     if padded(read) > 128 and tile.registers is not None:
         tile = tile._replace(registers=255, resident=max(tile.resident - 1, 1))
+    if padded(read) > 256:  # two stages of rows would not fit shared memory
+        tile = tile._replace(chunk=max(tile.chunk // 2, 16))
     return tile._replace(width=min(width, padded(write)))
+
+
+def _line_of(architecture: Architecture) -> str:
+    """Of the table of walks. The variable counts on the architecture that its line is for."""
+    wanted = os.environ.get(WALK_TILES) or architecture.name
+    if wanted not in _WALKS:
+        raise ValueError(f"{WALK_TILES} must be one of {', '.join(_WALKS)}; got {wanted!r}")
+    return wanted if wanted.startswith(architecture.name) else architecture.name
 
 
 def fold_tile() -> Tile:

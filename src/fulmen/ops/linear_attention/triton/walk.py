@@ -35,7 +35,7 @@ from fulmen.triton_common.mirrored import (
 )
 from fulmen.triton_common.naming import Compiled, named
 from fulmen.triton_common.operands import PARTITION_NUMBERS, Partition, load_rows, place, row_of, store_rows
-from fulmen.triton_common.products import ONE_TERM
+from fulmen.triton_common.products import ONE_TERM, THREE_TERMS
 
 NOTHING = tl.constexpr(-24.0 * 0.6931471805599453)  # e^NOTHING is 2^-24: beside 1, nothing in float32
 
@@ -70,6 +70,8 @@ def walk(
     BACKWARD: tl.constexpr = WALK == "dk" or WALK == "dv" or WALK == "summary_backward"  # in time
     # What a token gives to itself is no part of the decay's gradient, and need be no better than the other results.
     OWN: tl.constexpr = ONE_TERM if z is not None and z.pointer.dtype.element_ty == tl.bfloat16 else PRECISION
+    # States of float16 inputs are as good as those of float32: two terms of what is added are off by 2^-17.
+    ADDED: tl.constexpr = THREE_TERMS if z is not None and z.pointer.dtype.element_ty == tl.float16 else PRECISION
     before, after = segment, segment + 1
     if BACKWARD:
         before, after = segment + 1, segment
@@ -125,7 +127,7 @@ def walk(
             state *= tl.exp2(total)
         if y is not None:
             added = z_rows if leave is None else z_rows.to(tl.float32) * leave
-            state += times(tl.trans(y_rows), added, MIRRORED, PRECISION)
+            state += times(tl.trans(y_rows), added, MIRRORED, ADDED)
 
         # What they give to each other, and each to itself.
         if x is not None:
