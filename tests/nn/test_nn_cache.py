@@ -76,14 +76,19 @@ def test_what_does_not_fit_is_refused():
         nn.StateCache(0)
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 6), (6,)], ids=str)
+@pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("gate", [None, "silu", "sigmoid"])
 @pytest.mark.parametrize("gate_first", [False, True])
-def test_norms(gate, gate_first):
+def test_norms(gate, gate_first, groups, shape):
     torch.manual_seed(0)
-    norm = nn.RMSNorm(7, 1e-5, gate=gate, gate_first=gate_first).double()
+    norm = nn.RMSNorm(6, 1e-5, gate=gate, gate_first=gate_first, groups=groups).double()
     norm.weight.data.normal_()
-    given = [torch.randn(2, 3, 7, dtype=torch.float64, requires_grad=True) for _ in range(1 if gate is None else 2)]
-    expected = formula(given[0], given[1] if gate else None, norm.weight, 1e-5, gate, gate_first)
+    given = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for _ in range(1 if gate is None else 2)]
+    by_group = [x.chunk(groups, -1) for x in (*given, norm.weight)]
+    expected = torch.cat(
+        [formula(x[0], x[1] if gate else None, x[-1], 1e-5, gate, gate_first) for x in zip(*by_group, strict=True)], -1
+    )
     torch.testing.assert_close(norm(*given), expected)
     torch.autograd.gradcheck(lambda *x: norm(*x), given)
     torch.autograd.gradcheck(lambda w: torch.func.functional_call(norm, {"weight": w}, tuple(given)), norm.weight)
@@ -157,10 +162,40 @@ def test_output_gated_attention_is_what_it_says():
     assert relative(made(x)[0], made.o_proj(normed.flatten(1))) < 1e-10
 
 
-def test_a_factor_cache_places_rows():
-    def factors(rows, n):
-        return torch.randn(rows, n, 2), torch.randn(rows, n, 2), torch.randn(rows, n, 4), torch.randn(rows, n, 4)
+def factors(rows, n, size=4, dtype=torch.float32):
+    return [torch.randn(rows, n, last, dtype=dtype) for last in (2, 2, size, size)]
 
+
+def test_a_factor_cache_refuses_what_does_not_fit():
+    one, wider, half = fulmen.TPACache(), fulmen.TPACache(), fulmen.TPACache()
+    one.append(*factors(3, 5))
+    wider.append(*factors(1, 5, size=6))
+    half.append(*factors(1, 5, dtype=torch.bfloat16))
+    before = [x.clone() for x in one.factors]
+    for other in (wider, half):
+        with pytest.raises(ValueError, match="other must have the factors' shapes, dtype and device"):
+            one.place([1], other)
+        with pytest.raises(ValueError, match="other must have the factors' shapes, dtype and device"):
+            one.join(other)
+    with pytest.raises(ValueError, match="rows must be as many as other has, 3; got 2"):
+        one.place([0, 1], one)
+    with pytest.raises(TypeError, match="other must be a TPACache"):
+        one.place([0], None)
+    assert all(torch.equal(x, y) for x, y in zip(one.factors, before, strict=True))
+
+
+def test_a_factor_cache_is_as_long_as_its_longest_row():
+    one, long = fulmen.TPACache(), fulmen.TPACache()
+    one.append(*factors(3, 5), lengths=torch.tensor([5, 2, 4]))
+    assert one.select([1, 2]).factors[0].shape[1] == 4
+    long.append(*factors(1, 9))
+    one.place([0], long)
+    assert one.factors[0].shape[1] == 9
+    one.place(torch.tensor([0]), one.select([1]))
+    assert one.factors[0].shape[1] == 4
+
+
+def test_a_factor_cache_places_rows():
     one, other, given = fulmen.TPACache(capacity=4), fulmen.TPACache(capacity=4), factors(1, 9)
     one.append(*factors(3, 5), lengths=torch.tensor([5, 2, 4]))
     other.append(*given)

@@ -45,14 +45,9 @@ class Call:
         rows = x.shape[0] if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
         if cache is not None and cache.rows not in (None, rows):
             raise ValueError(f"cache must have a row for each of {rows} sequences; got {cache.rows} rows")
+        self.goes_on = cache is not None and cache.rows is not None
         # A step updates states in place, which has no gradient; until there are states it is a walk.
-        self.steps = (
-            cache is not None
-            and cache.rows is not None
-            and x.shape[1] == 1
-            and self.cu_seqlens is None
-            and not torch.is_grad_enabled()
-        )
+        self.steps = self.goes_on and x.shape[1] == 1 and self.cu_seqlens is None and not torch.is_grad_enabled()
 
     def tokens(self, x: Tensor) -> Tensor:
         """What is computed of ``[B, N, C]``: all of it; of padded rows the tokens, ``[1, tokens, C]``; of a step ``[B,
@@ -90,15 +85,18 @@ class Call:
 
     def _state(self, name: str) -> Tensor:
         if self.cache is None or name not in self.cache.states:
-            raise ValueError(f"cache must be this layer's own entry, with a state {name!r}; got {self.cache}")
+            raise self.foreign_cache(f"a state {name!r}")
         return self.cache.states[name]
+
+    def foreign_cache(self, missing: str) -> ValueError:
+        return ValueError(f"cache must be this layer's own entry, with {missing}; got {self.cache}")
 
     def _walk(self, operator: str, name: str, *inputs: Tensor | None, **options: Any) -> Tensor:
         """All tokens of the call, from the state in the cache to the one that is left there."""
         run = self._operator(operator)
         if self.cache is None:
             return run(*inputs, cu_seqlens=self.cu_seqlens, **options)
-        state = self.cache.states.get(name)
+        state = self._state(name) if self.goes_on else None
         output, self.cache.states[name] = run(
             *inputs, initial_state=state, return_state=True, cu_seqlens=self.cu_seqlens, **options
         )

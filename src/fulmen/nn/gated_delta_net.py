@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fulmen.nn.call import Call
-from fulmen.nn.gates import decay_rate, initial_dt_bias, step_size
+from fulmen.nn.gates import decay_rate, init_decay_rate_, init_dt_bias_, step_size
 from fulmen.nn.mixer import Mixer, check_heads
 from fulmen.nn.norms import RMSNorm
 from fulmen.nn.short_conv import ShortConv
@@ -54,11 +54,17 @@ class GatedDeltaNet(Mixer):
         self.in_proj_b = nn.Linear(hidden_size, num_heads, bias=False)
         self.in_proj_a = nn.Linear(hidden_size, num_heads, bias=False)
         self.conv1d = ShortConv(2 * keys + values, conv_size)
-        self.dt_bias = nn.Parameter(initial_dt_bias(num_heads))
-        self.A_log = nn.Parameter(torch.empty(num_heads).uniform_(1, 16).log())
+        self.dt_bias = nn.Parameter(torch.empty(num_heads))
+        self.A_log = nn.Parameter(torch.empty(num_heads))
         self.norm = RMSNorm(value_size, norm_eps, gate="silu")
         self.out_proj = nn.Linear(values, hidden_size, bias=False)
         self.register_load_state_dict_pre_hook(_from_qwen3_next)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Of this module itself, as everywhere in torch: not of the modules in it."""
+        init_dt_bias_(self.dt_bias)
+        init_decay_rate_(self.A_log)
 
     def mix(self, x: Tensor, call: Call) -> Tensor:
         keys, values = self.num_key_heads * self.key_size, self.num_heads * self.value_size

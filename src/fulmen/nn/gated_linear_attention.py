@@ -6,11 +6,11 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from fulmen.nn.call import Call
-from fulmen.nn.gates import at_least_float32
 from fulmen.nn.mixer import Mixer, check_heads
 from fulmen.nn.norms import RMSNorm
 from fulmen.nn.short_conv import ShortConv
 from fulmen.runtime.checks import check_count
+from fulmen.runtime.tensors import at_least_float32
 
 
 class GatedLinearAttention(Mixer):

@@ -8,10 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-
-def at_least_float32(x: Tensor) -> Tensor:
-    """What is the exponent of a decay."""
-    return x if x.dtype == torch.float64 else x.float()
+from fulmen.runtime.tensors import at_least_float32
 
 
 def step_size(dt: Tensor, dt_bias: Tensor | None = None, *, dt_softplus: bool = True) -> Tensor:
@@ -27,7 +24,14 @@ def decay_rate(A_log: Tensor) -> Tensor:
     return -at_least_float32(A_log).exp()
 
 
-def initial_dt_bias(size: int, least: float = 1e-3, most: float = 1e-1) -> Tensor:
-    """A bias ``[size]`` with which step sizes begin between ``least`` and ``most``, evenly in their logarithms."""
-    dt = torch.empty(size).uniform_(log(least), log(most)).exp().clamp(min=1e-4)
-    return dt + torch.log(-torch.expm1(-dt))  # the inverse of softplus
+@torch.no_grad()
+def init_dt_bias_(dt_bias: Tensor, least: float = 1e-3, most: float = 1e-1) -> None:
+    """Step sizes begin between ``least`` and ``most``, evenly in their logarithms."""
+    dt = dt_bias.uniform_(log(least), log(most)).exp().clamp(min=1e-4)
+    dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # the inverse of softplus
+
+
+@torch.no_grad()
+def init_decay_rate_(A_log: Tensor) -> None:
+    """Log-decays of a step of size 1 begin between -16 and -1."""
+    A_log.uniform_(1, 16).log_()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fulmen.nn.call import Call
-from fulmen.nn.gates import decay_rate, initial_dt_bias, step_size
+from fulmen.nn.gates import decay_rate, init_decay_rate_, init_dt_bias_, step_size
 from fulmen.nn.mixer import Mixer
 from fulmen.nn.norms import RMSNorm
 from fulmen.nn.short_conv import ShortConv
@@ -20,8 +20,13 @@ class ForgetGate(nn.Module):
         super().__init__()
         self.f_a_proj = nn.Linear(hidden_size, head_dim, bias=False)
         self.f_b_proj = nn.Linear(head_dim, num_heads * head_dim, bias=False)
-        self.dt_bias = nn.Parameter(initial_dt_bias(num_heads * head_dim))
-        self.A_log = nn.Parameter(torch.empty(1, 1, num_heads, 1).uniform_(1, 16).log())
+        self.dt_bias = nn.Parameter(torch.empty(num_heads * head_dim))
+        self.A_log = nn.Parameter(torch.empty(1, 1, num_heads, 1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        init_dt_bias_(self.dt_bias)
+        init_decay_rate_(self.A_log)
 
     def forward(self, x: Tensor) -> Tensor:
         steps = step_size(self.f_b_proj(self.f_a_proj(x)), self.dt_bias)

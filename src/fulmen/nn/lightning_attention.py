@@ -54,9 +54,14 @@ class LightningAttention(Mixer):
         self.output_gate = nn.Linear(hidden_size, inner, bias=False)
         self.norm = RMSNorm(inner, norm_eps, gate="sigmoid")
         self.out_proj = nn.Linear(inner, hidden_size, bias=False)
-        rate = slopes(num_heads, layer=layer, num_layers=num_layers).to(torch.get_default_device())
-        self.register_buffer("slope_rate", rate[:, None, None])
+        self.layer, self.num_layers = layer, num_layers
+        self.register_buffer("slope_rate", torch.empty(num_heads, 1, 1, dtype=torch.float32))
         self.register_load_state_dict_pre_hook(_without_blocks)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The slopes, which are no parameters but as lost on the way from the meta device as these."""
+        self.slope_rate.copy_(slopes(self.num_heads, layer=self.layer, num_layers=self.num_layers)[:, None, None])
 
     def mix(self, x: Tensor, call: Call) -> Tensor:
         q, k, v = split_heads(silu(self.qkv_proj(x)), self.num_heads)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fulmen.nn.call import Call
-from fulmen.nn.gates import decay_rate, initial_dt_bias, step_size
+from fulmen.nn.gates import decay_rate, init_dt_bias_, step_size
 from fulmen.nn.mixer import Mixer, check_heads
 from fulmen.nn.norms import RMSNorm
 from fulmen.nn.short_conv import ShortConv
@@ -21,7 +21,8 @@ UNLIMITED = (0.0, float("inf"))
 
 
 class Mamba2(Mixer):
-    """Loads the weights of transformers' Mamba2Mixer.
+    """Loads the weights of transformers' Mamba2Mixer, BambaMixer and GraniteMoeHybridMambaLayer, and with as many
+    norm_groups as num_groups those of NemotronHMamba2Mixer and Zamba2MambaMixer.
 
     Args:
         hidden_size: of the tokens.
@@ -31,7 +32,7 @@ class Mamba2(Mixer):
         num_groups: how many heads B and C have; each is shared by H / num_groups.
         conv_size: width of the convolution. conv_bias: whether it has a bias. bias: whether the projections do.
         time_step_limit: least and most of dt.
-        norm_eps: of the norm.
+        norm_eps: of the norm. norm_groups: in how many groups of channels it is taken.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Mamba2(Mixer):
         bias: bool = False,
         time_step_limit: tuple[float, float] = UNLIMITED,
         norm_eps: float = 1e-5,
+        norm_groups: int = 1,
     ) -> None:
         super().__init__()
         for name, count in (("head_dim", head_dim), ("state_size", state_size), ("num_groups", num_groups)):
@@ -63,11 +65,19 @@ class Mamba2(Mixer):
         channels = sum(self._convolved)
         self.in_proj = nn.Linear(hidden_size, inner + channels + num_heads, bias=bias)
         self.conv1d = ShortConv(channels, conv_size, conv_bias)
-        self.dt_bias = nn.Parameter(initial_dt_bias(num_heads))
-        self.A_log = nn.Parameter(torch.arange(1.0, num_heads + 1).log())
-        self.D = nn.Parameter(torch.ones(num_heads))
-        self.norm = RMSNorm(inner, norm_eps, gate="silu", gate_first=True)
+        self.dt_bias = nn.Parameter(torch.empty(num_heads))
+        self.A_log = nn.Parameter(torch.empty(num_heads))
+        self.D = nn.Parameter(torch.empty(num_heads))
+        self.norm = RMSNorm(inner, norm_eps, gate="silu", gate_first=True, groups=norm_groups)
         self.out_proj = nn.Linear(inner, hidden_size, bias=bias)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Of this module itself, as everywhere in torch: not of the modules in it."""
+        init_dt_bias_(self.dt_bias)
+        self.A_log.copy_(torch.arange(1.0, self.num_heads + 1).log())
+        self.D.fill_(1.0)
 
     def mix(self, x: Tensor, call: Call) -> Tensor:
         gate, channels, dt = self.in_proj(x).split(
@@ -92,7 +102,7 @@ class Mamba2(Mixer):
 
 def weighed(x: Tensor, dt: Tensor) -> Tensor:
     """x · dt ``[..., H, P]``, with one dt for each head, in x's dtype: the values."""
-    return x * dt.to(x.dtype).unsqueeze(-1)
+    return (x * dt.unsqueeze(-1)).to(x.dtype)
 
 
 def with_skip(output: Tensor, x: Tensor, D: Tensor) -> Tensor:

@@ -5,6 +5,7 @@
 
 torch's own rms_norm is a chain of elementwise functions on a CPU, each of which autograd keeps: here forward and
 backward are written out, and keep x, gate and one number for each row. A compiler fuses the formula better than that.
+With groups x, gate and weight come as ``[..., groups, size]``; what is a row is the last dimension all the same.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import sigmoid, silu
 
+from fulmen.nn.mixer import check_heads
 from fulmen.runtime.checks import check_choice, check_count
-from fulmen.runtime.tensors import state_dtype
+from fulmen.runtime.tensors import at_least_float32
 
 ACTIVATIONS = {"silu": silu, "sigmoid": sigmoid}
 
@@ -30,15 +32,24 @@ class RMSNorm(nn.Module):
         eps: is added to the mean of squares.
         gate: "silu" or "sigmoid" of a second argument of forward is a factor; None: there is none.
         gate_first: what is normalised is x times the gate, as in Mamba-2.
+        groups: of ``size / groups`` channels, each normalised by itself.
     """
 
-    def __init__(self, size: int, eps: float = 1e-5, *, gate: str | None = None, gate_first: bool = False) -> None:
+    def __init__(
+        self, size: int, eps: float = 1e-5, *, gate: str | None = None, gate_first: bool = False, groups: int = 1
+    ) -> None:
         super().__init__()
         check_count("size", size)
+        check_count("groups", groups)
+        check_heads(size=size, groups=groups)
         if gate is not None:
             check_choice("gate", gate, tuple(ACTIVATIONS))
-        self.size, self.eps, self.gate, self.gate_first = size, eps, gate, gate_first
-        self.weight = nn.Parameter(torch.ones(size))
+        self.size, self.eps, self.gate, self.gate_first, self.groups = size, eps, gate, gate_first, groups
+        self.weight = nn.Parameter(torch.empty(size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
 
     def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
         """x and gate ``[..., size]``; the result has x's dtype."""
@@ -46,19 +57,24 @@ class RMSNorm(nn.Module):
             raise ValueError(
                 f"gate must be {'None' if self.gate is None else 'a tensor'} here; got {type(gate).__name__}"
             )
-        dtype = state_dtype(x.dtype)
-        weight = self.weight.to(dtype)
-        given = None if gate is None else gate.to(dtype)
+        normed, weight = self._rows(x), self._rows(self.weight)
+        factor = None if gate is None else self._rows(gate)
         if torch.compiler.is_compiling():
-            compute: Any = formula
+            y = formula(normed, factor, weight, self.eps, self.gate, self.gate_first)
         else:
-            compute = _Norm.apply if torch.is_grad_enabled() else _forward
-        y = compute(x.to(dtype), given, weight, self.eps, self.gate, self.gate_first)
-        return (y if isinstance(y, Tensor) else y[0]).to(x.dtype)
+            compute: Any = _Norm.apply if torch.is_grad_enabled() else _forward
+            y, _ = compute(normed, factor, weight, self.eps, self.gate, self.gate_first)
+        y = y if self.groups == 1 else y.flatten(-2)
+        return y if y.dtype == x.dtype else y.to(x.dtype)
+
+    def _rows(self, x: Tensor) -> Tensor:
+        x = at_least_float32(x)
+        return x if self.groups == 1 else x.unflatten(-1, (self.groups, -1))
 
     def extra_repr(self) -> str:
         gate = "" if self.gate is None else f", gate={self.gate}{' first' if self.gate_first else ''}"
-        return f"{self.size}, eps={self.eps}{gate}"
+        groups = "" if self.groups == 1 else f", groups={self.groups}"
+        return f"{self.size}, eps={self.eps}{gate}{groups}"
 
 
 def formula(
@@ -86,24 +102,18 @@ def _forward(
 
 
 class _Norm(torch.autograd.Function):
+    forward = staticmethod(_forward)
+
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        gate: Tensor | None,
-        weight: Tensor,
-        eps: float,
-        activation: str | None,
-        gate_first: bool,
-    ) -> Tensor:
-        ctx.activation, ctx.gate_first = activation, gate_first
-        y, rate = _forward(x, gate, weight, eps, activation, gate_first)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        x, gate, weight, _, ctx.activation, ctx.gate_first = inputs
+        _, rate = output
+        ctx.mark_non_differentiable(rate)
         ctx.save_for_backward(x, gate, weight, rate)
-        return y
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         x, gate, weight, rate = ctx.saved_tensors
         dgate = None
         if gate is None:
@@ -124,8 +134,8 @@ def _backward(dy: Tensor, x: Tensor, rate: Tensor, weight: Tensor) -> tuple[Tens
     """Gradients of x and weight through ``weight · x · rate``."""
     n = x * rate
     product = dy * n
-    dweight = product.flatten(0, -2).sum(0)
-    mean = product @ weight.unsqueeze(-1) / x.shape[-1]  # of dy · weight · n, over a row
+    dweight = product.reshape(-1, *weight.shape).sum(0)
+    mean = torch.einsum("...c,...c->...", product, weight).unsqueeze(-1) / x.shape[-1]  # of dy · weight · n, over a row
     dx = torch.mul(dy, weight, out=product).sub_(n.mul_(mean)).mul_(rate)
     return dx, dweight
 

@@ -22,9 +22,14 @@ class ShortConv(nn.Module):
         super().__init__()
         check_count("conv_size", width)
         self.channels, self.width = channels, width
-        bound = width**-0.5
-        self.weight = nn.Parameter(torch.empty(channels, 1, width).uniform_(-bound, bound))
-        self.bias = nn.Parameter(torch.empty(channels).uniform_(-bound, bound)) if bias else None
+        self.weight = nn.Parameter(torch.empty(channels, 1, width))
+        self.bias = nn.Parameter(torch.empty(channels)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        bound = self.width**-0.5
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -bound, bound)
 
     def forward(self, x: Tensor, call: Call, name: str = "conv") -> Tensor:
         """``[..., C]``; ``name`` is that of its state in the cache."""

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import fulmen
-from fulmen.nn.cache import LayerCache
 from fulmen.nn.call import Call
 from fulmen.nn.mixer import Mixer
 from fulmen.nn.rotary import rotate
@@ -65,7 +64,7 @@ class TensorProductAttention(Mixer):
             raise ValueError("cache must be None where gradients are recorded: call the layer under torch.no_grad()")
         aq, ak, av = (a(x).unflatten(-1, (self.num_heads, -1)) for a in (self.W_A_q, self.W_A_k, self.W_A_v))
         bq, bk, bv = (b(x).unflatten(-1, (-1, self.head_dim)) for b in (self.W_B_q, self.W_B_k, self.W_B_v))
-        past = None if call.cache is None else _past(call.cache)
+        past = _past(call)
         row, places = _places(x, call.cu_seqlens)
         if self.rope_base is not None:
             before = 0 if past is None or past.rows is None else past.lengths[row]
@@ -86,10 +85,14 @@ class TensorProductAttention(Mixer):
         )
 
 
-def _past(cache: LayerCache) -> fulmen.TPACache:
-    if cache.factors is None:
-        cache.factors = fulmen.TPACache()
-    return cache.factors
+def _past(call: Call) -> fulmen.TPACache | None:
+    if call.cache is None:
+        return None
+    if call.cache.factors is None:
+        if call.goes_on:
+            raise call.foreign_cache("factors")
+        call.cache.factors = fulmen.TPACache()
+    return call.cache.factors
 
 
 Factors = tuple[Tensor, Tensor, Tensor, Tensor]  # ak, av, bk, bv

@@ -13,6 +13,12 @@ def state_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def at_least_float32(x: Tensor) -> Tensor:
+    """x in the dtype of its arithmetic: itself, or a copy."""
+    dtype = state_dtype(x.dtype)
+    return x if x.dtype == dtype else x.to(dtype)
+
+
 def in_state_dtype(state: Tensor | None, like: Tensor) -> Tensor | None:
     """A state that was given in any float dtype, for inputs such as ``like``."""
     dtype = state_dtype(like.dtype)

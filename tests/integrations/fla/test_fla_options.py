@@ -62,6 +62,22 @@ def test_half_precision(name):
     assert relative_error(state, last) < 2**-6
 
 
+def test_nothing_overflows_where_the_result_does_not():
+    """In float16, whose largest number is 65504: a first token's read of its state, and sums that are divided."""
+    r = torch.zeros(1, 2, 1, K)
+    r[..., 0] = 200
+    state = torch.zeros(1, 1, K, K)
+    state[..., 0, 0] = 400
+    zeros, u = torch.zeros_like(r), torch.zeros(1, K)
+    for packed in (None, torch.tensor([0, 2])):
+        found = fla.chunk_rwkv6(
+            r.half(), zeros.half(), zeros.half(), zeros.half(), u, 1e-3, state.half(), cu_seqlens=packed
+        )
+        assert found[0][..., 0].flatten().tolist() == [80, 80]
+    ones = torch.ones(1, 20000, 1, 64, dtype=torch.float16)
+    assert (fla.chunk_linear_attn(ones, ones, ones)[0] == 1).all()
+
+
 def test_half_precision_of_slots_and_bonus():
     q, k, v = (torch.randn(B, T, H, size) for size in (K, K, V))
     s, g, u = torch.randn(B, T, H, 4), logsigmoid(torch.randn(B, T, H, K)), torch.randn(H, K)
@@ -174,6 +190,41 @@ def test_rwkv6_without_tokens():
 def test_refusals(name, options, error, message):
     with pytest.raises(error, match=message):
         getattr(fla, name)(**(inputs(name) | options))
+
+
+X = torch.zeros(B, T, H, K)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: fla.chunk_rwkv6(X.int(), X, X, X, X[0, 0]), TypeError, "r must be float32"),
+        (lambda: fla.chunk_rwkv6(X[..., 1:], X, X, X, X[0, 0]), ValueError, "r must have shape"),
+        (lambda: fla.chunk_hgrn(X[0].int(), X[0]), TypeError, "x must be float32"),
+        (lambda: fla.chunk_hgrn(X, X), ValueError, "x must have 3 dimensions"),
+        (lambda: fla.chunk_hgrn(X[0], X[0], torch.zeros(T, K + 1)), ValueError, "initial_state must have shape"),
+        (lambda: fla.chunk_gsa(X, X, X, X[:, 1:]), ValueError, "s must have shape"),
+        (lambda: fla.chunk_gsa(X, X, X, None), TypeError, "s must be a torch.Tensor"),
+        (lambda: fla.chunk_gsa(X, X, X, X, initial_state=X), TypeError, "initial_state must be a pair"),
+        (
+            lambda: fla.chunk_linear_attn(X, X, X, initial_state=(None, X[:, 0])),
+            ValueError,
+            "z of initial_state must have shape",
+        ),
+    ],
+)
+def test_refusals_name_fla_s_arguments(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+@pytest.mark.parametrize("name", [name for name in fla.__all__ if not name.endswith("_hgrn")])
+def test_inputs_that_are_missing_are_named(name):
+    required = [p for p in signature(getattr(fla, name)).parameters.values() if p.default is p.empty]
+    given = {p.name: X for p in required}
+    for missing in [name for name in given if name in ("q", "k", "v", "r")]:
+        with pytest.raises(TypeError, match=f"^{missing} must be a torch.Tensor"):
+            getattr(fla, name)(**(given | {missing: None}))
 
 
 def test_compiled():

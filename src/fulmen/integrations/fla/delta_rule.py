@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import fulmen
-from fulmen.integrations.fla.recurrence import Results, check_gate, run
+from fulmen.integrations.fla.recurrence import Results, check_gate, checked, run
 
 
 def chunk_delta_rule(
@@ -30,6 +30,7 @@ def chunk_delta_rule(
     chunk_size: int = 64,
 ) -> Results:
     """``cu_seqlens_cpu`` and ``chunk_size`` change nothing."""
+    q, k, v = checked(q=q, k=k, v=v)
     check_gate("beta", beta, "[B, T, HV]", v.shape[:3])
     return fused_recurrent_delta_rule(
         q, k, v, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens
@@ -51,6 +52,7 @@ def fused_recurrent_delta_rule(
     cu_seqlens: Tensor | None = None,
 ) -> Results:
     """Without beta it is 1."""
+    q, k, v = checked(q=q, k=k, v=v)
     return correct(
         q,
         k,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fulmen.integrations.fla.delta_rule import correct
 from fulmen.integrations.fla.gates import beta_of, log_decay
-from fulmen.integrations.fla.recurrence import Results, check_gate, v_first
+from fulmen.integrations.fla.recurrence import Results, check_gate, checked, v_first
 
 
 def chunk_gated_delta_rule(
@@ -42,6 +42,7 @@ def chunk_gated_delta_rule(
 ) -> Results:
     """``cu_seqlens_cpu``, ``chunk_indices`` and ``chunk_size`` change nothing; there is no ``cp_context``."""
     refuse_cp(cp_context)
+    q, k, v = checked(q=q, k=k, v=v)
     check_gate("g", g, "[B, T, HV]", v.shape[:3])
     check_gate("beta", beta, "[B, T, HV]", v.shape[:3])
     return fused_recurrent_gated_delta_rule(
@@ -89,6 +90,7 @@ def fused_recurrent_gated_delta_rule(
     """The decays g, gk ``[B, T, HV, K]`` of the key axis and gv ``[B, T, HV, V]`` of the value axis act together. beta
     may be ``[B, T, HV, V]``; without it, it is 1. gv and such a beta make a head of each channel of the values, which
     is slow."""
+    q, k, v = checked(q=q, k=k, v=v)
     if g is None and use_gate_in_kernel:
         raise TypeError("g must be a torch.Tensor [B, T, HV] with use_gate_in_kernel=True; got None")
     if g is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fulmen.integrations.fla.recurrence import Results, attend, check_gate, v_first
+from fulmen.integrations.fla.recurrence import Results, attend, check_gate, checked, v_first
 
 
 def chunk_gla(
@@ -24,6 +24,7 @@ def chunk_gla(
     cu_seqlens_cpu: Tensor | None = None,
 ) -> Results:
     """``cu_seqlens_cpu`` changes nothing."""
+    q, k, v = checked(q=q, k=k, v=v)
     check_gate("g", g, "[B, T, H, K]", (*v.shape[:3], *k.shape[3:]))
     return attend(
         q,
@@ -57,6 +58,7 @@ def fused_recurrent_gla(
     transpose_state_layout: bool | None = None,
 ) -> Results:
     """``reverse``: from the last token of each sequence to its first."""
+    q, k, v = checked(q=q, k=k, v=v)
     if gk is not None:
         check_gate("gk", gk, "[B, T, H, K]", (*v.shape[:3], *k.shape[3:]))
     if gv is not None:

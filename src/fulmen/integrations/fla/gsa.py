@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fulmen.integrations.fla.recurrence import attend, check_gate
+from fulmen.integrations.fla.recurrence import attend, check_gate, checked
 from fulmen.ops.chunks.sequences import share_heads
-from fulmen.runtime.tensors import factor, state_dtype
+from fulmen.runtime.tensors import at_least_float32, factor
 
 States = tuple[Tensor | None, Tensor | None]
 
@@ -52,14 +52,21 @@ def fused_recurrent_gsa(
 ) -> tuple[Tensor, States]:
     """``reverse``: from the last token of each sequence to its first. Without g, slots are normalized by their running
     sum, as ABC does; that reads the values of cu_seqlens, for which torch.compile breaks the graph."""
-    q_dtype, dtype, (heads, shared) = q.dtype, state_dtype(q.dtype), (q.shape[2], k.shape[2])
+    q, k, v = checked(q=q, k=k, v=v)
+    (s,) = checked(s=s)
+    check_gate("s", s, "[B, T, H, M]", (*k.shape[:3], s.shape[3]))
+    dtype, heads, shared = q.dtype, q.shape[2], k.shape[2]
     if heads % shared:
         raise ValueError(f"q must have a multiple of the heads of k, {shared}; got {heads}")
-    q, k, v, s = (x.to(dtype) for x in (q, k, v, s))
+    q, k, v = map(at_least_float32, (q, k, v))
+    s = s.to(q.dtype)
     if g is None:
         s, g = additive_gate(s, cu_seqlens)
     check_gate("g", g, "[B, T, H, M]", s.shape)
     g = share_heads(g, heads)
+    if not (initial_state is None or (isinstance(initial_state, (tuple, list)) and len(initial_state) == 2)):
+        got = type(initial_state).__name__
+        raise TypeError(f"initial_state must be a pair of tensors [N, H, K, M] and [N, H, M, V]; got {got}")
     initial_k, initial_v = (None, None) if initial_state is None else initial_state
     # The state is the same for all heads that read one key.
     enter_k, enter_v = (None if x is None else x.repeat_interleave(heads // shared, 1) for x in (initial_k, initial_v))
@@ -67,7 +74,7 @@ def fused_recurrent_gsa(
     scores, state_k = attend(q, k, s, log_decay_v=g, scale=factor(scale, q), initial_state=enter_k, **options)
     output, state_v = attend(scores.softmax(-1), s, v, g, scale=1.0, initial_state=enter_v, **options)
     leave_k, leave_v = (None if x is None else x[:, :: heads // shared].contiguous() for x in (state_k, state_v))
-    return output.to(q_dtype), (leave_k, leave_v)
+    return output.to(dtype), (leave_k, leave_v)
 
 
 def additive_gate(s: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import fulmen
-from fulmen.integrations.fla.recurrence import Results, check_gate, run
-from fulmen.runtime.checks import MAX_SIZE
+from fulmen.integrations.fla.recurrence import Results, check_gate, run, sequences
+from fulmen.runtime.checks import MAX_SIZE, check_alike
 
 
 def chunk_hgrn(x: Tensor, g: Tensor, initial_state: Tensor | None = None, output_final_state: bool = False) -> Results:
@@ -27,8 +27,13 @@ def fused_recurrent_hgrn(
     cu_seqlens: Tensor | None = None,
 ) -> Results:
     """h, and the last of each sequence."""
+    check_alike("[B, T, D]", {"x": x})
+    if x.ndim != 3:
+        raise ValueError(f"x must have 3 dimensions, [B, T, D]; got shape {list(x.shape)}")
     check_gate("g", g, "[B, T, D]", x.shape)
     channels = x.shape[-1]
+    if initial_state is not None:
+        check_gate("initial_state", initial_state, "[N, D]", (sequences(x, cu_seqlens), channels))
     heads = -(-channels // MAX_SIZE)
     filling = -channels % heads
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from fulmen.integrations.fla.delta_rule import correct
 from fulmen.integrations.fla.gated_delta_rule import refuse_cp
 from fulmen.integrations.fla.gates import beta_of, log_decay
-from fulmen.integrations.fla.recurrence import Results, check_gate, v_first
+from fulmen.integrations.fla.recurrence import Results, check_gate, checked, v_first
 
 SAFE = (-5.0, 0.0)  # bounds of a decay that FLA's safe_gate takes
 
@@ -58,6 +58,7 @@ def chunk_kda(
         )
     if safe_gate and use_gate_in_kernel and (lower_bound is None or not SAFE[0] <= lower_bound < SAFE[1]):
         raise ValueError(f"lower_bound must be in [-5, 0) with safe_gate and use_gate_in_kernel; got {lower_bound}")
+    q, k, v = checked(q=q, k=k, v=v)
     check_gate("beta", beta, "[B, T, HV]", v.shape[:3])
     return fused_recurrent_kda(
         q,
@@ -103,6 +104,7 @@ def fused_recurrent_kda(
 ) -> Results:
     """A_log, dt_bias and lower_bound belong to ``use_gate_in_kernel``. beta may be ``[B, T, HV, V]``, which makes a
     head of each channel of the values, which is slow."""
+    q, k, v = checked(q=q, k=k, v=v)
     check_gate("g", g, "[B, T, HV, K]", (*v.shape[:3], *k.shape[3:]))
     return correct(
         q,

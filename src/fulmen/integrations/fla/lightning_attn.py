@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fulmen.integrations.fla.recurrence import Results, attend
+from fulmen.integrations.fla.recurrence import Results, attend, checked
 
 
 def chunk_lightning_attn(
@@ -45,6 +45,7 @@ def fused_recurrent_lightning_attn(
     cu_seqlens: Tensor | None = None,
 ) -> Results:
     """``reverse``: from the last token of each sequence to its first."""
+    q, k, v = checked(q=q, k=k, v=v)
     heads = torch.arange(q.shape[2], dtype=torch.float32, device=q.device)
     return attend(
         q,

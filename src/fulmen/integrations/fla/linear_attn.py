@@ -1,8 +1,8 @@
 """``fla.ops.linear_attn``: linear attention without a decay, which may divide by the sum of its weights.
 
 q and k ``[B, T, H, K]``, v ``[B, T, H, V]``. A state is ``[N, H, K, V]``; with ``normalize`` it is a pair of that and
-the sum of the keys, z ``[N, 1, H, K]``, here in float32. N is the number of sequences that cu_seqlens packs. The forms
-are one computation.
+the sum of the keys, z ``[N, 1, H, K]``, here in float32, as is all from the read to the division. N is the number of
+sequences that cu_seqlens packs. The forms are one computation.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fulmen.integrations.fla.recurrence import attend
-from fulmen.runtime.tensors import state_dtype
+from fulmen.integrations.fla.recurrence import attend, check_gate, checked, sequences
+from fulmen.runtime.tensors import at_least_float32
 
 State = Tensor | tuple[Tensor | None, Tensor | None] | None
 EPSILON = 1e-10
@@ -50,6 +50,10 @@ def fused_recurrent_linear_attn(
 ) -> tuple[Tensor, State]:
     """``reverse``: from the last token of each sequence to its first. Otherwise as :func:`chunk_linear_attn`."""
     options: dict[str, Any] = {"scale": scale, "reverse": reverse, "cu_seqlens": cu_seqlens}
+    q, k, v = checked(q=q, k=k, v=v)
+    dtype = q.dtype
+    if normalize:  # neither of what is divided need be in the range of a 16-bit dtype
+        q, k, v = map(at_least_float32, (q, k, v))
     given = initial_state if normalize and isinstance(initial_state, (tuple, list)) else (initial_state, None)
     state, z = given
     output, state = attend(q, k, v, initial_state=state, output_final_state=output_final_state, **options)  # type: ignore[arg-type]  # attend's check says what a state must be
@@ -57,9 +61,9 @@ def fused_recurrent_linear_attn(
         return output, state
     # The sum of the weights is what attention makes of values that are all 1, and its state the sum of the keys.
     ones = k.new_ones(()).expand(*k.shape[:2], 1, 1)
-    z = None if z is None else z.permute(0, 2, 3, 1)
+    if z is not None:
+        check_gate("z of initial_state", z, "[N, 1, H, K]", (sequences(q, cu_seqlens), 1, *k.shape[2:]))
+        z = z.permute(0, 2, 3, 1)
     weights, z = attend(q, k, ones, initial_state=z, output_final_state=True, **options)
     assert z is not None
-    dtype = state_dtype(output.dtype)
-    normalized = output.to(dtype) / (weights.to(dtype) + EPSILON)
-    return normalized.to(output.dtype), (state, z.permute(0, 3, 1, 2))
+    return (output / (weights + EPSILON)).to(dtype), (state, z.permute(0, 3, 1, 2))

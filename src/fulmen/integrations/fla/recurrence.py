@@ -9,6 +9,8 @@ from typing import Any
 from torch import Tensor
 
 import fulmen
+from fulmen.runtime.checks import check_inputs
+from fulmen.runtime.tensors import autocast
 
 Results = tuple[Tensor, Tensor | None]  # outputs, and final states where they are requested
 
@@ -77,12 +79,24 @@ def in_reverse(
     return output.flip(1), state.flip(0) if packed and state is not None else state
 
 
+def checked(**inputs: Tensor) -> tuple[Tensor, ...]:
+    """Inputs ``[B, T, H, K]`` (or V, or M) as autocast wants them; what is wrong with them is said of FLA's names."""
+    given = autocast(*inputs.values())
+    check_inputs("[B, T, H, K]", **dict(zip(inputs, given, strict=True)))
+    return given
+
+
 def check_gate(name: str, gate: Tensor, axes: str, shape: tuple[int, ...]) -> None:
     """Our operators take a decay in several forms, a function of FLA's in one."""
     if not isinstance(gate, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor {axes}; got {type(gate).__name__}")
     if gate.shape != shape:
         raise ValueError(f"{name} must have shape {axes} = {list(shape)}; got {list(gate.shape)}")
+
+
+def sequences(x: Tensor, cu_seqlens: Tensor | None) -> int:
+    """How many there are in ``[B, T, ...]``, N."""
+    return x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
 
 
 def v_first(state_v_first: bool, transpose_state_layout: bool | None) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fulmen.integrations.fla.recurrence import Results, attend, v_first
+from fulmen.integrations.fla.recurrence import Results, attend, checked, v_first
 from fulmen.integrations.fla.simple_gla import parallel_simple_gla
 
 
@@ -55,6 +55,7 @@ def fused_recurrent_retention(
     transpose_state_layout: bool | None = None,
 ) -> Results:
     """``reverse``: from the last token of each sequence to its first."""
+    q, k, v = checked(q=q, k=k, v=v)
     return attend(
         q,
         k,
@@ -78,6 +79,7 @@ def parallel_retention(
     cu_seqlens: Tensor | None = None,
 ) -> Results:
     """The outputs and, with ``output_attentions``, the weights ``[B, H, T, T]`` that make them of v."""
+    q, k, v = checked(q=q, k=k, v=v)
     g = log_decay(q).expand(q.shape[:3])
     return parallel_simple_gla(q, k, v, g, scale, output_attentions, cu_seqlens)
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fulmen.integrations.fla.recurrence import Results, attend, check_gate, in_reverse
-from fulmen.runtime.tensors import factor, state_dtype
+from fulmen.integrations.fla.recurrence import Results, attend, check_gate, checked, in_reverse
+from fulmen.runtime.tensors import at_least_float32, factor
 
 
 def chunk_rwkv6(
@@ -50,6 +50,8 @@ def fused_recurrent_rwkv6(
     cu_seqlens: Tensor | None = None,
 ) -> Results:
     """``reverse``: from the last token of each sequence to its first."""
+    r, k, v = checked(r=r, k=k, v=v)
+    check_gate("r", r, "[B, T, H, K]", k.shape)
     check_gate("w", w, "[B, T, H, K]", (*v.shape[:3], *k.shape[3:]))
     check_gate("u", u, "[H, K]", k.shape[2:])
     scale = factor(scale, r)
@@ -64,9 +66,9 @@ def fused_recurrent_rwkv6(
         output_final_state=output_final_state,
         cu_seqlens=cu_seqlens,
     )
-    dtype = state_dtype(r.dtype)
-    weight = scale * (r.to(dtype) * k.to(dtype) * u.to(dtype)).sum(-1, keepdim=True)
-    return (output.to(dtype) + weight * v.to(dtype)).to(output.dtype), state
+    dtype, (r, k, v) = r.dtype, map(at_least_float32, (r, k, v))
+    weight = scale * (r * k * u).sum(-1, keepdim=True)
+    return (output + weight * v).to(dtype), state
 
 
 def _read_before(
@@ -80,8 +82,8 @@ def _read_before(
     output_final_state: bool,
     cu_seqlens: Tensor | None,
 ) -> Results:
-    """``scale · r_tᵀ S_{t-1}``: the token before reads it, with the query of this one. Before a first token is the
-    initial state."""
+    """``scale · r_tᵀ S_{t-1}``, in float32: the token before reads it, with the query of this one. Before a first token
+    is the initial state."""
     output, state = attend(
         r.roll(-1, 1),
         k,
@@ -92,7 +94,7 @@ def _read_before(
         output_final_state=output_final_state,
         cu_seqlens=cu_seqlens,
     )
-    tokens = r.shape[1]
+    tokens, output = r.shape[1], at_least_float32(output)
     if tokens == 0:
         return output, state
     output = output.roll(1, 1)
@@ -102,10 +104,11 @@ def _read_before(
     output = output.masked_fill(starting[:, None, None], 0)
     if initial_state is None:
         return output, state
+    r, initial_state = r.to(output.dtype), initial_state.to(output.dtype)
     if cu_seqlens is None:
         first = scale * (r[:, 0, :, :, None] * initial_state).sum(-2)
-        return output + pad(first.to(output.dtype).unsqueeze(1), (0, 0, 0, 0, 0, tokens - 1)), state
+        return output + pad(first.unsqueeze(1), (0, 0, 0, 0, 0, tokens - 1)), state
     places = starts.clamp(max=tokens - 1)
     first = scale * (r[0, places, :, :, None] * initial_state).sum(-2)
     first = first.masked_fill((cu_seqlens.diff() == 0)[:, None, None], 0)
-    return output.index_add(1, places, first.to(output.dtype).unsqueeze(0)), state
+    return output.index_add(1, places, first.unsqueeze(0)), state

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fulmen.integrations.fla.recurrence import Results, attend, check_gate, v_first
+from fulmen.integrations.fla.recurrence import Results, attend, check_gate, checked, v_first
 from fulmen.runtime.checks import MAX_SIZE
 
 
@@ -29,6 +29,7 @@ def chunk_simple_gla(
     chunk_size: int | None = None,
 ) -> Results:
     """``cu_seqlens_cpu`` and ``chunk_size`` change nothing."""
+    q, k, v = checked(q=q, k=k, v=v)
     return attend(
         q,
         k,
@@ -73,6 +74,7 @@ def fused_recurrent_simple_gla(
     transpose_state_layout: bool | None = None,
 ) -> Results:
     """``reverse``: from the last token of each sequence to its first."""
+    q, k, v = checked(q=q, k=k, v=v)
     return attend(
         q,
         k,

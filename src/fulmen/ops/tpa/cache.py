@@ -94,11 +94,7 @@ class TPACache:
         if self._lengths is not None or lengths is not None:
             before = self._uniform_lengths(ak) if self._lengths is None else self._lengths
             self._lengths = before + (count if lengths is None else lengths.to(torch.int64))
-        self._tokens += count
-        if self._lengths is not None and self._lengths.device.type == "cpu":
-            self._tokens = max(
-                self._lengths.tolist(), default=0
-            )  # padding takes no room; a GPU would have to be waited for
+        self._settle(self._tokens + count, self._lengths)
 
     def decode(
         self, aq: Tensor, bq: Tensor, *, scale: float | None = None, split: str = "auto", backend: str = "auto"
@@ -117,18 +113,16 @@ class TPACache:
     def select(self, rows: Tensor | list[int] | slice) -> TPACache:
         """A cache of the samples at these rows, in this order."""
         chosen = TPACache(self._capacity)
-        chosen._tokens = self._tokens
         chosen._factors = {name: x[rows].clone() for name, x in self._factors.items()}
-        chosen._lengths = None if self._lengths is None else self._lengths[rows].clone()
+        chosen._settle(self._tokens, None if self._lengths is None else self._lengths[rows].clone())
         return chosen
 
     def join(self, other: TPACache) -> TPACache:
         """A cache of these samples, then those of ``other``."""
+        if self.rows is None or other.rows is None:
+            return (other if self.rows is None else self).select(slice(None))
+        self._check_other(other)
         joined = self.select(slice(None))
-        if other.rows is None:
-            return joined
-        if self.rows is None:
-            return other.select(slice(None))
         joined._reserve(joined._factors, other._tokens)
         for name, x in joined._factors.items():
             added = x.new_empty(other.rows, *x.shape[1:])
@@ -140,16 +134,23 @@ class TPACache:
         return joined
 
     def place(self, rows: Tensor | list[int], other: TPACache) -> None:
-        """Put the samples of ``other`` into these rows, in place of those that are there."""
+        """Put the samples of ``other`` into these rows, in place of those that are there.
+
+        Args:
+            rows: ``[other.rows]``, indices.
+        """
+        self._check_other(other)
+        if len(rows) != other.rows:
+            raise ValueError(f"rows must be as many as other has, {other.rows}; got {len(rows)}")
         lengths = self.lengths
         lengths[rows] = other.lengths
         self._reserve(self._factors, other._tokens)
         for name, x in self._factors.items():
             x[rows, : other._tokens] = other._factors[name][:, : other._tokens]
-        self._tokens, self._lengths = max(self._tokens, other._tokens), lengths
+        self._settle(max(self._tokens, other._tokens), lengths)
 
     def __repr__(self) -> str:
-        sizes = ", ".join(f"{name} {list(x.shape)}" for name, x in self._factors.items())
+        sizes = ", ".join(f"{name} {list(x.shape)} {str(x.dtype)[6:]}" for name, x in self._factors.items())
         return (
             f"TPACache: {self._tokens} tokens of {self.rows or 0} rows, room for {self._capacity}; {sizes or 'empty'}"
         )
@@ -159,6 +160,12 @@ class TPACache:
         if self._factors and isinstance(factors[0], Tensor) and autocast_enabled(factors[0]):
             return tuple(x.to(self._factors["ak"].dtype) if isinstance(x, Tensor) else x for x in factors)
         return autocast(*factors)
+
+    def _settle(self, tokens: int, lengths: Tensor | None) -> None:
+        """There are at most ``tokens``; of given lengths the longest, where no GPU has to be waited for."""
+        if lengths is not None and lengths.device.type == "cpu":
+            tokens = max(lengths.tolist(), default=0)
+        self._tokens, self._lengths = tokens, lengths
 
     def _uniform_lengths(self, like: Tensor) -> Tensor:
         return torch.full(like.shape[:1], self._tokens, dtype=torch.int64, device=like.device)
@@ -181,6 +188,15 @@ class TPACache:
             check_seqlens(lengths, new["ak"], "lengths")
             if lengths.device.type == "cpu" and not bool(((lengths >= 0) & (lengths <= count)).all()):
                 raise ValueError(f"lengths must be 0 to N = {count}; got {lengths.tolist()}")
+
+    def _check_other(self, other: TPACache) -> None:
+        def alike(cache: TPACache) -> dict[str, object]:
+            return {name: (x.shape[2:], x.dtype, x.device) for name, x in cache._factors.items()}
+
+        if not isinstance(other, TPACache):
+            raise TypeError(f"other must be a TPACache; got {type(other).__name__}")
+        if alike(other) != alike(self):
+            raise ValueError(f"other must have the factors' shapes, dtype and device of {self}; got {other}")
 
     def _check_like_before(self, new: dict[str, Tensor]) -> None:
         for name, x in new.items():
