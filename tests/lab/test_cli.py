@@ -46,13 +46,17 @@ def test_a_usage_mistake_exits_with_2_and_no_traceback(args, message):
     assert "Traceback" not in result.stderr
 
 
-def test_a_failure_exits_with_1_and_no_traceback(monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [(RuntimeError("the machine is on fire"), "the machine is on fire"), (RuntimeError(), "RuntimeError")],
+)
+def test_a_failure_exits_with_1_and_no_traceback(failure, told, monkeypatch, capsys):
     def fail():
-        raise RuntimeError("the machine is on fire")
+        raise failure
 
     monkeypatch.setattr(fulmen.lab.environment, "environment", fail)
     assert fulmen.lab.cli.main(["env"]) == 1
-    assert capsys.readouterr().err == "fulmen: the machine is on fire\n"
+    assert capsys.readouterr().err == f"fulmen: {told}\n"
 
 
 def test_a_closed_pipe_is_no_traceback():

@@ -4,6 +4,8 @@ import io
 import json
 import sys
 
+import pytest
+
 from fulmen.lab.progress import Steps, clock
 
 
@@ -46,7 +48,16 @@ def test_programs_get_a_line_for_each_step_that_is_done(monkeypatch):
     with Steps(2, "json") as steps:
         steps.begin("a step")
         steps.begin("the next")
-    assert [json.loads(line)["step"] for line in sys.stderr.getvalue().splitlines()] == ["a step"]
+    assert [json.loads(line)["step"] for line in sys.stderr.getvalue().splitlines()] == ["a step", "the next"]
+
+
+def test_a_step_that_failed_is_not_reported_as_done(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    steps = Steps(1, "json")
+    steps.begin("a step")
+    with pytest.raises(KeyboardInterrupt), steps:
+        raise KeyboardInterrupt
+    assert sys.stderr.getvalue() == ""
 
 
 def test_clock():

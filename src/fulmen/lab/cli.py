@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        print(f"fulmen: {error or type(error).__name__}", file=sys.stderr)
+        print(f"fulmen: {str(error) or type(error).__name__}", file=sys.stderr)
         return 1
     return status or 0
 

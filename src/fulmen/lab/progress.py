@@ -76,7 +76,9 @@ class Steps:
     def __enter__(self) -> Steps:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, failure: object, *_: object) -> None:
+        if failure is None:
+            self._end()
         self._line.clear()
 
 

@@ -9,7 +9,6 @@ limit, in float32 for ours. ``modelled`` is what these launches cost in the mode
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from fulmen.lab.bench import suites
 from fulmen.lab.bench.published import PublishedTable, tables
 from fulmen.lab.bench.suite import Column, Sizes, Work
 from fulmen.lab.cost.machines import MACHINES
+from fulmen.lab.files import write_json
 from fulmen.runtime.architectures import ARCHITECTURES
 from fulmen.runtime.availability import why_triton_is_missing
 
@@ -181,4 +181,4 @@ def run(reports: list[str], gpu: str | None, into: Path | None, model: bool = Tr
             f"{ours:>10}{model_time:>10}"
         )
     if into is not None:
-        into.write_text(json.dumps([asdict(cell) for cell in found], indent=1))
+        write_json(into, [asdict(cell) for cell in found])

@@ -1,5 +1,7 @@
 """`fulmen bench` and `fulmen list` as a user meets them."""
 
+import errno
+import fcntl
 import json
 import os
 import re
@@ -9,9 +11,14 @@ import sys
 import time
 
 import pytest
+import torch
+from example import example_results
 
+from fulmen.lab.bench import session
 from fulmen.lab.bench.folder import Folder
+from fulmen.lab.bench.plan import Options
 from fulmen.lab.bench.results import load
+from fulmen.lab.bench.runner import new_results
 from fulmen.lab.cli import main
 
 TINY = (
@@ -112,6 +119,15 @@ def wait_for_cells(path, process):
     raise AssertionError(f"ended before it could be stopped: {process.communicate()}")
 
 
+@pytest.fixture
+def threads():
+    """A run that goes on takes the number of its threads."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
 def test_a_killed_run_is_resumed(tmp_path):
     args = (*TINY, "--lengths", "8,16,24", "--out", str(tmp_path))
     process = start(*args)
@@ -128,7 +144,7 @@ def test_a_killed_run_is_resumed(tmp_path):
     assert [table.lengths for table in after.tables] == [[8, 16, 24]] * 2
     for table in before.tables:
         now = next(other for other in after.tables if other.title == table.title)
-        assert all(now.cell(cell.n, cell.column) == cell for cell in table.cells)
+        assert all(now.cell(cell.n, cell.column) == cell for cell in table.cells if cell.value is not None)
 
 
 def test_a_folder_has_one_writer(tmp_path, capsys):
@@ -147,12 +163,29 @@ def test_reports_of_an_earlier_run_do_not_stay(tmp_path):
     others = [tmp_path / name for name in ("notes.md", "plots/my.png", "benchmark_results.json")]
     for path in (*stale, *others):
         path.write_text("{}")
-    folder = Folder(tmp_path)
-    folder.begin()
-    folder.close()
+    with Folder(tmp_path) as folder:
+        folder.begin()
     assert not any(path.exists() for path in stale)
     assert [path.exists() for path in others] == [True, True, False]
-    assert (tmp_path / "benchmark_results.previous.json").exists()
+
+
+def test_no_earlier_run_is_lost(tmp_path):
+    for run in ("first", "second", "third"):
+        with Folder(tmp_path) as folder:
+            folder.begin()
+        folder.results.write_text(run)
+    kept = sorted((tmp_path / "history").iterdir())
+    assert [path.read_text() for path in kept] == ["first", "second"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d\.\d{3}\.json", kept[0].name)
+
+
+def test_a_folder_without_locks_is_not_said_to_be_in_use(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(OSError, match="No locks available"):
+        Folder(tmp_path)
 
 
 def test_resuming_nothing_is_refused(tmp_path, capsys):
@@ -165,18 +198,43 @@ def test_resuming_nothing_is_refused(tmp_path, capsys):
 
 def test_ctrl_c_leaves_results_and_a_report(tmp_path):
     lengths = ",".join(map(str, range(8, 648, 8)))  # more than it has measured when the signal comes
-    process = start(*TINY, "--lengths", lengths, "--out", str(tmp_path))
-    wait_for_cells(tmp_path / "benchmark_results.json", process)
+    folder = tmp_path / "a run"
+    command = [sys.executable, "-m", "fulmen", "bench", *TINY, "--lengths", lengths, "--out", str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    wait_for_cells(folder / "benchmark_results.json", process)
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate()
+    output, _ = process.communicate()
     assert process.returncode == 130
-    assert "Traceback" not in errors
-    assert f"to go on: fulmen bench --resume --out {tmp_path}" in errors
+    assert "Traceback" not in output
     assert "lasd-speed-fwd-batch1-head2-dim16-fp32:" in output
-    results = load(tmp_path / "benchmark_results.json")
+    last = output.splitlines()[-2:]  # below all tables, where it is seen
+    assert last == [f"fulmen: stopped; to go on: fulmen bench --resume --out '{folder}'", "fulmen: interrupted"]
+    results = load(folder / "benchmark_results.json")
     assert results.finished is None
     assert results.tables[0].cells
-    assert (tmp_path / "report.html").exists()
+    assert (folder / "report.html").exists()
+
+
+@pytest.mark.usefixtures("threads")
+def test_a_run_is_not_resumed_on_another_machine(tmp_path, capsys):
+    results = example_results()
+    results.options = Options(("lasd",), "cpu", "fp32").as_json()
+    results.save(tmp_path / "benchmark_results.json")
+    with pytest.raises(SystemExit, match="2"):
+        main(["bench", "--resume", "--out", str(tmp_path)])
+    assert "--resume: the run was begun with fulmen 0.1.0 (now" in capsys.readouterr().err
+    Folder(tmp_path).close()  # it was let go
+
+
+def test_what_there_was_no_time_for_is_tried_again(tmp_path):
+    options = Options(("lasd",), "cpu", "fp32")
+    results = new_results(options)
+    results.tables = [table for table in example_results((256, 4096)).tables if table.suite == "lasd"][:1]
+    results.tables[0].cells[0].value, results.tables[0].cells[0].skipped = None, "over the time budget: 3 s"
+    results.save(tmp_path / "benchmark_results.json")
+    with session.resumed(tmp_path) as run:
+        (again,) = run.results.tables
+    assert again.cells == results.tables[0].cells[1:]
 
 
 def test_bench_prints_tables_and_keeps_the_previous_run(tmp_path, capsys):
@@ -192,7 +250,8 @@ def test_bench_prints_tables_and_keeps_the_previous_run(tmp_path, capsys):
     assert (line["suite"], line["n"]) == ("lasd", 8)
     assert main(args) == 0
     assert re.match(r"0:0\d lasd LASD_P n = 8", capsys.readouterr().err)  # no terminal here, but readable
-    assert load(tmp_path / "benchmark_results.previous.json") == first
+    (previous,) = (tmp_path / "history").iterdir()
+    assert load(previous) == first
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="dry runs need Triton's compiler")

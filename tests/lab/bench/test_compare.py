@@ -3,7 +3,7 @@
 import copy
 
 import pytest
-from example import example_results
+from example import ENVIRONMENT, example_results
 
 from fulmen.lab.bench import compare
 from fulmen.lab.bench.report.side_by_side import history, side_by_side
@@ -24,7 +24,7 @@ def results(*cells):
         config={"batch": 1, "heads": 4, "dim": 128, "dtype": "fp32", "device": "cpu"},
         cells=list(cells),
     )
-    return Results({}, {}, "2026-01-01T00:00:00+00:00", tables=[table])
+    return Results(ENVIRONMENT, {}, "2026-01-01T00:00:00+00:00", tables=[table])
 
 
 def timed(value, spread=0.0, n=1024, column="LASD_P"):

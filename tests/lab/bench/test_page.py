@@ -228,13 +228,13 @@ def test_noise_is_marked(browser: playwright.Browser, tmp_path: Path) -> None:
     assert cell is not None
     assert cell.value is not None
     cell.p80 = 2 * cell.value
-    results.conditions.load_before = 3.5
+    results.conditions.before, results.conditions.crowded = 3.5, 3.5
     opened = Opened(browser, written(results, tmp_path))
     texts = opened.page.locator(f'{LASD} tbody tr[data-column="LASD_P"] td').all_text_contents()
     assert [text.startswith("~") for text in texts[:3]] == [False, True, False]
     assert texts[3] == "103%"  # the spread
     assert "not to be trusted; repeat on a quiet machine" in opened.page.inner_text(f"{LASD} .notes")
-    assert "load 3.5 before it began" in opened.page.inner_text("#warning")
+    assert "cores busy with other work, 3.5 before it began" in opened.page.inner_text("#warning")
     opened.close()
 
 

@@ -7,10 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
-from example import SKIPPED, example_results
+from example import ENVIRONMENT, SKIPPED, example_results
 
 import fulmen.lab.cli
 from fulmen.lab.bench import suites
+from fulmen.lab.bench.folder import Folder
 from fulmen.lab.bench.published import closest
 from fulmen.lab.bench.report import kernels, write
 from fulmen.lab.bench.report.findings import key_findings
@@ -67,8 +68,40 @@ def test_every_file_is_written(written: list[Path]) -> None:
     assert all(path.stat().st_size > 100 for path in written)
     names = {path.name for path in written if path.suffix != ".png"}
     markdown = {f"{name}.md" for name in suites.reports()}
-    assert names == {"benchmark_results.json", "results.csv", "report.html", *markdown}
-    assert load(written[0]) == one_size_of_each_suite()
+    assert names == {"results.csv", "report.html", *markdown}
+
+
+def test_a_report_leaves_result_files_alone(small: Results, tmp_path: Path) -> None:
+    latest, kept = tmp_path / "benchmark_results.json", tmp_path / "history" / "2026-01-31.json"
+    example_results().save(latest)
+    kept.parent.mkdir()
+    small.save(kept)
+    assert fulmen.lab.cli.main(["report", str(kept)]) == 0
+    assert load(latest) == example_results()
+    assert (tmp_path / "history" / "2026-01-31-report" / "la3.md").exists()
+    assert fulmen.lab.cli.main(["report", str(latest)]) == 0
+    assert (tmp_path / "la3.md").exists()
+    assert load(latest) == example_results()
+
+
+def test_a_report_waits_for_the_run_in_its_folder(
+    small: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small.save(tmp_path / "benchmark_results.json")
+    with Folder(tmp_path):
+        assert fulmen.lab.cli.main(["report", str(tmp_path / "benchmark_results.json")]) == 1
+    assert "is in use by process" in capsys.readouterr().err
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_nothing_is_written_unless_all_can_be(small: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> str:
+        raise RuntimeError
+
+    monkeypatch.setattr("fulmen.lab.bench.report.markdown_report", fail)
+    with pytest.raises(RuntimeError):
+        write(small, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.skipif(bool(why_no_plots()), reason=why_no_plots() or "matplotlib is there")
@@ -198,6 +231,14 @@ def test_a_wrong_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str
     other.write_text('{"format": 1, "environment": {}, "options": {}}')
     assert fulmen.lab.cli.main(["report", str(other)]) == 1
     assert "it has no field 'started'" in capsys.readouterr().err
+    bare = {"format": 1, "environment": {}, "options": {}, "started": "2026-01-31"}
+    for environment, missing in (
+        ({}, "'fulmen' in environment"),
+        (ENVIRONMENT | {"cpu": {}}, "'model' in environment.cpu"),
+    ):
+        other.write_text(json.dumps(bare | {"environment": environment}))
+        assert fulmen.lab.cli.main(["report", str(other)]) == 1
+        assert f"it has no field {missing}" in capsys.readouterr().err
     other.write_text("{}")
     results = tmp_path / "results.json"
     example_results().save(results)

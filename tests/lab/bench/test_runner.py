@@ -1,11 +1,16 @@
 """Running plans: what is checked, measured, left out and written down."""
 
+import gc
+import time
+import weakref
+
 import pytest
 import torch
 
 from fulmen.lab.bench import length
 from fulmen.lab.bench.compiled import Compiled
 from fulmen.lab.bench.plan import PACES, Options, Pace
+from fulmen.lab.bench.prepared import Prepared
 from fulmen.lab.bench.results import load
 from fulmen.lab.bench.runner import new_results, run
 
@@ -113,6 +118,63 @@ def test_cells_over_the_budget_are_left_out(toy, measure):
 def test_a_first_call_that_takes_too_long_is_the_only_one(toy, measure):
     table = measure(toy.column("fast"), toy.column("slow", toy.slow), lengths=(900,), budget=2.0)["fwd", "speed"]
     assert "over the time budget: the first call took 0.9 s" in table.cell(900, "slow").skipped
+
+
+def test_nothing_is_begun_once_the_budget_is_spent(toy, measure):
+    calls = []
+
+    def counted(x):
+        calls.append(x.shape)
+        time.sleep(0.3)
+        return 2 * x
+
+    columns = [toy.column(str(i), lambda x, i=i: counted(x)) for i in range(8)]
+    begin = time.perf_counter()
+    tables = measure(*columns, lengths=(10, 20, 30, 40), budget=0.5, metrics=("speed",))
+    assert time.perf_counter() - begin < 3.0
+    assert len(calls) < 6
+    assert tables["bwd", "speed"].cell(40, "7").skipped == "over the time budget: nothing is left of it"
+
+
+def test_a_first_call_that_took_too_long_tells_of_longer_ones(toy, measure):
+    calls = []
+
+    def slow(x):
+        calls.append(x.shape[1])
+        return toy.slow(x)
+
+    options = {"lengths": (300, 600, 1200), "budget": 3.0, "metrics": ("speed",), "modes": ("fwd",)}
+    table = measure(toy.column("fast"), toy.column("slow", slow), **options)["fwd", "speed"]
+    assert "over the time budget: the first call took 0.3 s" in table.cell(300, "slow").skipped
+    assert "over the time budget: about" in table.cell(1200, "slow").skipped
+    assert 1200 not in calls
+
+
+def test_what_was_prepared_is_given_back(toy, measure):
+    alive = weakref.WeakSet()
+
+    class Model(torch.nn.Module):
+        pass
+
+    def prepare(x):
+        model = Model()
+        alive.add(model)
+        return lambda: 2 * x if model else x
+
+    measure(toy.column("plain"), toy.column("model", Prepared(prepare)), metrics=("speed",))
+    gc.collect()
+    assert not alive
+
+
+def test_the_sittings_of_a_run_are_told_together(toy, measure, tmp_path):
+    measure(toy.column("a"))
+    path = tmp_path / "results.json"
+    results = load(path)
+    results.conditions.stolen, before = 0.5, results.seconds["total"]
+    run(toy.options(), results, path)
+    assert "50% of the CPU time taken by other virtual machines" in results.conditions.warning
+    assert results.seconds["total"] > before
+    assert results.seconds["timing"] <= results.seconds["total"]
 
 
 def test_cells_that_do_not_fit_into_memory_are_left_out(toy, measure, monkeypatch):

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import time
+from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-QUIET = 0.3  # of a core: less than this wanted by others does not matter
+import torch
+
+QUIET = 0.3  # of a core: less than this taken by others does not matter
 STOLEN = 0.02  # of the time: less than this given to other virtual machines does not matter
+MOMENT = 0.5  # seconds
 
 
 @dataclass
@@ -15,60 +20,100 @@ class Conditions:
     """As far as the system tells.
 
     Attributes:
-        load_before, load_after: how many processes wanted to run, on average over the minute before the run began, and
-            over its last; the latter has the run's own threads.
-        threads: of the run.
-        stolen: the share of CPU time that went to other virtual machines during the run.
+        before, during: how many cores were busy with the work of other processes, a moment before the run began and
+            on average while it ran.
+        crowded: the most of a core that the others and the run's own threads wanted beyond the cores there are.
+        stolen: the share of CPU time that went to other virtual machines while it ran.
     """
 
-    load_before: float | None = None
-    load_after: float | None = None
-    threads: int = 1
+    before: float | None = None
+    during: float | None = None
+    crowded: float | None = None
     stolen: float | None = None
 
     @property
     def warning(self) -> str:
         """What disturbed the run, and what to do; empty if nothing did."""
         found = []
-        if self.load_before is not None and self.load_before > QUIET:
-            found.append(f"load {self.load_before:.1f} before it began")
-        if self.load_after is not None and self.load_after > self.threads + QUIET:
-            found.append(f"load {self.load_after:.1f} at its end, of which {self.threads} its own")
+        if self.crowded is not None and self.crowded > QUIET:
+            times = {"before it began": self.before, "while it ran": self.during}
+            busy = [f"{cores:.1f} {when}" for when, cores in times.items() if cores is not None and cores > QUIET]
+            found.append(f"cores busy with other work, {' and '.join(busy)}")
         if self.stolen is not None and self.stolen > STOLEN:
             found.append(f"{self.stolen:.0%} of the CPU time taken by other virtual machines")
         if not found:
             return ""
-        return (
-            f"This run was made under load: {'; '.join(found)}. Ratios are steadier than times; better: run it again."
-        )
+        return f"Measured under load: {'; '.join(found)}. Ratios are steadier than times; better: run it again."
+
+    def worst(self, other: Conditions) -> Conditions:
+        """Of two sittings of one run, the more disturbed figure of each kind."""
+        both = zip(astuple(self), astuple(other), strict=True)
+        return Conditions(*(max((x for x in pair if x is not None), default=None) for pair in both))
 
 
-def load_average() -> float | None:
-    try:
-        return round(os.getloadavg()[0], 2)
-    except (OSError, AttributeError):
-        return None
-
-
-class Stolen:
-    """The share of CPU time that other virtual machines got since this was made."""
+class Watch:
+    """Conditions from now on; first it waits a moment, to see who else is at work."""
 
     def __init__(self) -> None:
-        self._begin = _cpu_times()
+        before = _Ticks.now()
+        time.sleep(MOMENT)
+        self._begin = _Ticks.now()
+        self._before = _others(before, self._begin)
 
-    def share(self) -> float | None:
-        now = _cpu_times()
-        if self._begin is None or now is None:
+    def conditions(self) -> Conditions:
+        now = _Ticks.now()
+        during, room = _others(self._begin, now), (os.cpu_count() or 1) - torch.get_num_threads()
+        known = [cores for cores in (self._before, during) if cores is not None]
+        crowded = round(max(known) - room, 2) if known else None
+        return Conditions(self._before, during, crowded, _stolen(self._begin, now))
+
+
+class _Ticks(NamedTuple):
+    """CPU time of a machine since it was started."""
+
+    all: int  # of every core, idle too
+    busy: int
+    stolen: int
+    ours: int  # of this process and of those it has started
+
+    @classmethod
+    def now(cls) -> _Ticks | None:
+        try:
+            words = Path("/proc/stat").read_text().splitlines()[0].split()
+            user, nice, system, idle, waiting, interrupts, soft, stolen = map(int, words[1:9])
+            busy = user + nice + system + interrupts + soft
+            return cls(busy + idle + waiting + stolen, busy, stolen, _own_ticks())
+        except (OSError, ValueError):
             return None
-        stolen, total = (after - before for before, after in zip(self._begin, now, strict=True))
-        return round(stolen / total, 4) if total else 0.0
 
 
-def _cpu_times() -> tuple[int, int] | None:
-    """Stolen, and all, in the system's ticks."""
-    try:
-        first = Path("/proc/stat").read_text().splitlines()[0].split()
-    except OSError:
+def _own_ticks() -> int:
+    parents, ticks = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended
+            continue
+        # Of a process itself and of children that have ended, in user and system mode.
+        parents[int(folder.name)], ticks[int(folder.name)] = int(words[1]), sum(map(int, words[11:15]))
+
+    def is_ours(process: int) -> bool:
+        while process and process != os.getpid():
+            process = parents.get(process, 0)
+        return bool(process)
+
+    return sum(spent for process, spent in ticks.items() if is_ours(process))
+
+
+def _others(begin: _Ticks | None, end: _Ticks | None) -> float | None:
+    """Cores that other processes kept busy."""
+    if begin is None or end is None or end.all == begin.all:
         return None
-    ticks = [int(word) for word in first[1:9]]
-    return (ticks[7], sum(ticks)) if len(ticks) == 8 else None
+    theirs = (end.busy - begin.busy) - (end.ours - begin.ours)
+    return round(max(theirs, 0) * (os.cpu_count() or 1) / (end.all - begin.all), 2)
+
+
+def _stolen(begin: _Ticks | None, end: _Ticks | None) -> float | None:
+    if begin is None or end is None or end.all == begin.all:
+        return None
+    return round((end.stolen - begin.stolen) / (end.all - begin.all), 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TextIO
 
@@ -11,7 +12,7 @@ from fulmen.lab.bench import suites
 from fulmen.lab.bench.cli import RESULTS
 from fulmen.lab.bench.results import now
 
-LOCK = ".lock"
+LOCK, HISTORY = ".lock", "history"
 
 
 class Folder:
@@ -24,9 +25,13 @@ class Folder:
         self._lock = _held(path)
 
     def begin(self) -> None:
-        """The results of the run before are kept, to be compared with; what was made of them is removed."""
+        """The results of the run before are kept in ``history``, under their date, to be compared with; what was made
+        of them is removed."""
         if self.results.exists():
-            os.replace(self.results, self.results.with_suffix(".previous.json"))
+            ended = datetime.fromtimestamp(self.results.stat().st_mtime, timezone.utc)
+            kept = self.path / HISTORY / f"{ended.isoformat(timespec='milliseconds').replace(':', '-')[:-6]}.json"
+            kept.parent.mkdir(exist_ok=True)
+            os.replace(self.results, kept)
         reports = [self.path / name for name in ("report.html", "results.csv", *(f"{s}.md" for s in suites.names()))]
         plots = [plot for suite in suites.names() for plot in self.path.glob(f"plots/{suite}-*.png")]
         for made in (*reports, *plots):
@@ -35,13 +40,19 @@ class Folder:
     def close(self) -> None:
         self._lock.close()
 
+    def __enter__(self) -> Folder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
 
 def _held(path: Path) -> TextIO:
     # Not with "w": the file tells who holds it, until it is ours.
     lock = (path / LOCK).open("a+")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         lock.seek(0)
         holder = lock.read().strip() or "another process"
         lock.close()

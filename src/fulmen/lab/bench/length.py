@@ -10,8 +10,9 @@ import torch
 from fulmen.lab.bench.compiled import Compiled
 from fulmen.lab.bench.correctness import CorrectnessCheck, one_line
 from fulmen.lab.bench.measure import Call, Timing, available_bytes, interleaved, memory_use, seconds_of
-from fulmen.lab.bench.plan import Pace, Part
+from fulmen.lab.bench.plan import Budget, Pace, Part
 from fulmen.lab.bench.prediction import peak_bytes, seconds_per_call
+from fulmen.lab.bench.prepared import Prepared
 from fulmen.lab.bench.progress import Live
 from fulmen.lab.bench.results import OVER_BUDGET, Cell, Table
 from fulmen.lab.bench.spending import Spending
@@ -34,6 +35,7 @@ class Bench:
     clock: Callable[[Call], float]
     live: Live
     spending: Spending
+    budget: Budget
 
 
 class Length:
@@ -58,6 +60,12 @@ class Length:
             for column in columns:
                 self._weigh(column, mode)
 
+    def close(self) -> None:
+        """Give back what columns had prepared for this length."""
+        for column in self._part.columns:
+            if isinstance(column.function, Prepared):
+                column.function.release()
+
     def _missing(self, column: Column, mode: str) -> bool:
         """Whether a cell of the column is still to be filled."""
         tables = (table for (of, _), table in self._tables.items() if of == mode and column.name in table.columns)
@@ -68,10 +76,10 @@ class Length:
         if column.name in table.columns and table.cell(self._n, column.name) is None:
             table.cells.append(cell)
 
-    def _skip(self, column: Column, mode: str, reason: str) -> None:
+    def _skip(self, column: Column, mode: str, reason: str, first_call: float | None = None) -> None:
         for of, metric in self._tables:
             if of == mode:
-                self._record(column, mode, metric, Cell(self._n, column.name, skipped=reason))
+                self._record(column, mode, metric, Cell(self._n, column.name, skipped=reason, first_call=first_call))
 
     def _error(self, column: Column, mode: str) -> float | None:
         return self._bench.check.verdict(self._part.suite, column, self._part.sizes, mode).error
@@ -81,7 +89,7 @@ class Length:
         found = []
         for column in columns:
             self._bench.live.show(self._part.suite.name, column.name, self._n)
-            reason = column.why_not(self._bench.device)
+            reason = column.why_not(self._bench.device) or self._no_time()
             if not reason:
                 with self._bench.spending.on("checks"):
                     reason = self._bench.check.verdict(self._part.suite, column, self._part.sizes, mode).problem
@@ -91,6 +99,10 @@ class Length:
             else:
                 found.append(column)
         return found
+
+    def _no_time(self) -> str:
+        """The budget may be spent at any moment; then nothing more is begun."""
+        return f"{OVER_BUDGET}: nothing is left of it" if self._bench.budget.left <= 0 else ""
 
     def _too_large(self, column: Column, mode: str) -> str:
         part, free = self._part, available_bytes(self._bench.device)
@@ -122,6 +134,9 @@ class Length:
     def _first_call(self, column: Column, mode: str, seconds: dict[str, float]) -> None:
         """Makes what the column needs and calls it once; that may compile."""
         self._bench.live.show(self._part.suite.name, column.name, self._n)
+        if reason := self._no_time():
+            self._skip(column, mode, reason)
+            return
         try:
             with self._bench.spending.on("inputs"):
                 workload = self._workloads.setdefault(column.name, Workload(column, self._material))
@@ -132,11 +147,11 @@ class Length:
         except Exception as failure:
             self._skip(column, mode, f"failed: {one_line(failure)}")
             return
-        reason = _not_compiled(column)
-        if first * self._bench.pace.repeats > self._share and not isinstance(column.function, Compiled):
-            reason = f"{OVER_BUDGET}: the first call took {first:.1f} s"
-        if reason:
+        if reason := _not_compiled(column):
             self._skip(column, mode, reason)
+        elif first * self._bench.pace.repeats > self._share and not isinstance(column.function, Compiled):
+            reason = f"{OVER_BUDGET}: the first call took {first:.1f} s"
+            self._skip(column, mode, reason, round(first * 1e3, 3))
         else:
             seconds[column.name] = first
 

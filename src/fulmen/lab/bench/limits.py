@@ -5,7 +5,6 @@ An operator's record names the module with its ``LIMITS``: functions that measur
 
 from __future__ import annotations
 
-import json
 from importlib import import_module
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from fulmen.lab import layers
 from fulmen.lab.bench.figures import GEMM, Call, Figure, threads_over_one
 from fulmen.lab.bench.measure import interleaved
 from fulmen.lab.environment import describe, environment
+from fulmen.lab.files import write_json
 from fulmen.lab.progress import Steps
 from fulmen.runtime import core
 from fulmen.runtime.operators import operators
@@ -46,7 +46,7 @@ def run(json_path: Path | None, progress: str = "auto") -> None:
         print(f"  {figure.what:<58}{numbers}  {figure.unit:<4} {figure.verdict}")
     if json_path is not None:
         rows = [figure._asdict() | {"verdict": figure.verdict} for figure in figures]
-        json_path.write_text(json.dumps({"environment": facts, "machine": machine, "figures": rows}, indent=2) + "\n")
+        write_json(json_path, {"environment": facts, "machine": machine, "figures": rows})
 
 
 def measure_machine() -> dict[str, float]:

@@ -147,7 +147,7 @@ class Budget:
     went before, on imports for instance."""
 
     def __init__(self, seconds: float | None, parts: list[Part], spent: float = 0.0) -> None:
-        self._end = None if seconds is None else time.perf_counter() + seconds - spent
+        self._end = float("inf") if seconds is None else time.perf_counter() + seconds - spent
         self._ahead = sum(self.work(part, n) for part in parts for n in part.lengths)
 
     @staticmethod
@@ -155,9 +155,14 @@ class Budget:
         """In units of its own; short lengths cost their repeats, whatever their length."""
         return len(part.columns) * len(part.modes) * (n + 2048)
 
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return self._end - time.perf_counter()
+
     def take(self, part: Part, n: int) -> float:
         """The seconds that this length may take; to be asked once for each, in the order of the plan."""
         work = self.work(part, n)
-        share = float("inf") if self._end is None else (self._end - time.perf_counter()) * work / self._ahead
+        share = self.left * work / self._ahead
         self._ahead -= work
         return max(share, 0.0)

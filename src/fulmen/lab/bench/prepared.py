@@ -14,9 +14,15 @@ class Prepared:
 
     def __init__(self, prepare: Prepare) -> None:
         self._prepare = prepare
+        self._call: Callable[[], Tensor] | None = None
         self._tensors: tuple[Tensor, ...] = ()
 
     def __call__(self, *tensors: Tensor) -> Tensor:
-        if len(tensors) != len(self._tensors) or any(x is not y for x, y in zip(tensors, self._tensors, strict=True)):
+        if self._call is None or any(x is not y for x, y in zip(tensors, self._tensors, strict=True)):
+            self.release()
             self._call, self._tensors = self._prepare(*tensors), tensors
         return self._call()
+
+    def release(self) -> None:
+        """Let go of what was prepared, which may hold a whole model."""
+        self._call, self._tensors = None, ()

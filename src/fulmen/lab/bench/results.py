@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fulmen.lab.bench.conditions import Conditions
+from fulmen.lab.files import write_json
 
 FORMAT = 1
 NOISY = 0.2  # a spread above this share of the median: the cell cannot be trusted
@@ -85,11 +85,7 @@ class Results:
         return [table for table in self.tables if table.cells]
 
     def save(self, path: Path) -> None:
-        """Replaces the file in one step, so that a reader, or whoever comes after a crash, finds it whole."""
-        text = json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n"
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text(text)
-        os.replace(partial, path)
+        write_json(path, {"format": FORMAT} | asdict(self))
 
 
 def load(path: Path) -> Results:
@@ -102,9 +98,12 @@ def load(path: Path) -> Results:
         if content.pop("format") != FORMAT:
             raise ValueError("its format is of another version")
         results = _record(Results, content, "")
+        _has(results.environment, "environment", "fulmen", "torch", "cpu", "gpus")
+        _has(results.environment["cpu"], "environment.cpu", "model", "threads")
         results.conditions = _record(Conditions, content.get("conditions", {}), "conditions")
         results.tables = [_record(Table, table, f"tables[{i}]") for i, table in enumerate(content.get("tables", []))]
         for i, table in enumerate(results.tables):
+            _has(table.config, f"tables[{i}].config", "batch", "heads", "dim", "dtype")
             table.cells = [_record(Cell, cell, f"tables[{i}].cells[{j}]") for j, cell in enumerate(table.cells)]
         return results
     except (OSError, ValueError) as error:
@@ -113,16 +112,24 @@ def load(path: Path) -> Results:
 
 def _record(kind: type[Record], content: Any, where: str) -> Record:
     """One of these dataclasses; ValueError names the field that is missing or unknown."""
-    place = f" in {where}" if where else ""
-    if not isinstance(content, dict):
-        raise ValueError(f"there is no object{place}")
     known = fields(kind)  # type: ignore[arg-type]  # one of the dataclasses of this module
-    for each in known:
-        if each.default is MISSING and each.default_factory is MISSING and each.name not in content:
-            raise ValueError(f"it has no field {each.name!r}{place}")
+    needed = (each for each in known if each.default is MISSING and each.default_factory is MISSING)
+    _has(content, where, *(each.name for each in needed))
     if unknown := content.keys() - {each.name for each in known}:
-        raise ValueError(f"it has an unknown field {min(unknown)!r}{place}")
+        raise ValueError(f"it has an unknown field {min(unknown)!r}{_in(where)}")
     return kind(**content)
+
+
+def _has(content: Any, where: str, *names: str) -> None:
+    """ValueError unless it is an object with these fields."""
+    if not isinstance(content, dict):
+        raise ValueError(f"there is no object{_in(where)}")
+    if missing := [name for name in names if name not in content]:
+        raise ValueError(f"it has no field {missing[0]!r}{_in(where)}")
+
+
+def _in(where: str) -> str:
+    return f" in {where}" if where else ""
 
 
 def of_run(column: str, run: str) -> str:

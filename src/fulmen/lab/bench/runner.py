@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
-from fulmen.lab.bench.conditions import Conditions, Stolen, load_average
+from fulmen.lab.bench.conditions import Watch
 from fulmen.lab.bench.correctness import CorrectnessCheck
 from fulmen.lab.bench.length import Bench, Length
 from fulmen.lab.bench.measure import keep_freed_memory, release_freed_memory, seconds_of, seconds_on_cuda
@@ -18,18 +16,24 @@ from fulmen.lab.bench.suite import DTYPES
 from fulmen.lab.environment import environment
 
 
-def run(options: Options, results: Results, path: Path, progress: str = "auto", spent: float = 0.0) -> None:
+def run(
+    options: Options,
+    results: Results,
+    path: Path,
+    progress: str = "auto",
+    spent: float = 0.0,
+    watch: Watch | None = None,
+) -> None:
     """Fill ``results`` and save them to ``path`` whenever there are new cells. Ctrl-C leaves all that was measured.
-    ``spent`` are the seconds of the budget that are gone already."""
-    parts, spending, stolen = plan(options), Spending(), Stolen()
-    results.conditions = Conditions(load_before=load_average(), threads=torch.get_num_threads())
+    ``spent`` are the seconds of the budget that are gone already; ``watch`` sees what else the machine does."""
+    parts, watch = plan(options), watch or Watch()
+    spending, conditions = Spending(results.seconds), results.conditions
     budget = Budget(options.pace.budget, parts, spent)
     total = sum(Budget.work(part, n) for part in parts for n in part.lengths)
 
     def save() -> None:
         with spending.on("saving"):
-            results.seconds = spending.as_json()
-            results.conditions.load_after, results.conditions.stolen = load_average(), stolen.share()
+            results.seconds, results.conditions = spending.as_json(), conditions.worst(watch.conditions())
             results.save(path)
 
     save()
@@ -38,7 +42,7 @@ def run(options: Options, results: Results, path: Path, progress: str = "auto", 
         dtype, on_cuda = DTYPES[options.dtype], options.device == "cuda"
         clock = seconds_on_cuda if on_cuda else seconds_of
         check = CorrectnessCheck(dtype, options.device)
-        bench = Bench(options.device, dtype, options.pace, check, clock, live, spending)
+        bench = Bench(options.device, dtype, options.pace, check, clock, live, spending, budget)
         for part in parts:
             tables = {(t.mode, t.metric): _begun(results, t) for t in part.tables(options.dtype, options.device)}
             for n in part.lengths:
@@ -47,6 +51,7 @@ def run(options: Options, results: Results, path: Path, progress: str = "auto", 
                 for mode in part.modes:
                     length.measure(mode)
                     save()
+                length.close()
                 live.advance(Budget.work(part, n))
     results.finished = now()
     save()

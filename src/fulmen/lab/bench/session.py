@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import shutil
+import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from fulmen.lab.bench import report, runner, suites
 from fulmen.lab.bench.cli import FOLDER, RESULTS
+from fulmen.lab.bench.conditions import Watch
 from fulmen.lab.bench.folder import Folder
 from fulmen.lab.bench.plan import METRICS, MODES, Options, plan
 from fulmen.lab.bench.report.summary import left_out, summary
-from fulmen.lab.bench.results import Results, load
+from fulmen.lab.bench.report.system import flat
+from fulmen.lab.bench.results import OVER_BUDGET, Results, load
 from fulmen.lab.bench.tables import error_line, published_form
-from fulmen.lab.environment import describe
+from fulmen.lab.environment import describe, environment
 
 
 def default_device() -> str:
@@ -51,20 +54,25 @@ class Run:
     """A run, alone in its folder."""
 
     def __init__(self, options: Options, results: Results, folder: Folder) -> None:
-        self._options, self._results, self._folder = options, results, folder
+        self.results = results
+        self._options, self._folder = options, folder
 
     def measure(self, json_path: Path | None, progress: str, spent: float) -> None:
         """Measure, print and write. Ctrl-C stops the measuring; what there is until then is printed and written.
         ``spent`` are the seconds since the command was typed."""
-        print(describe(self._results.environment), flush=True)
+        watch = Watch()
+        for text in (describe(self.results.environment), watch.conditions().warning):
+            if text:
+                print(text, flush=True)
         try:
-            runner.run(self._options, self._results, self._folder.results, progress, spent)
+            try:
+                runner.run(self._options, self.results, self._folder.results, progress, spent, watch)
+            finally:
+                _present(self.results, self._folder, json_path)
         except KeyboardInterrupt:
-            out = "" if self._folder.path == FOLDER else f" --out {self._folder.path}"
+            out = "" if self._folder.path == FOLDER else f" --out {shlex.quote(str(self._folder.path))}"
             print(f"fulmen: stopped; to go on: fulmen bench --resume{out}", file=sys.stderr)
             raise
-        finally:
-            _present(self._results, self._folder, json_path)
 
     def __enter__(self) -> Run:
         return self
@@ -76,7 +84,8 @@ class Run:
 def begun(options: Options, out: Path) -> Run:
     """A new one. Raises ValueError if another process has one in ``out``."""
     folder = Folder(out)
-    _set_threads(options)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
     folder.begin()
     return Run(options, runner.new_results(options), folder)
 
@@ -88,9 +97,22 @@ def resumed(out: Path) -> Run:
     folder = Folder(out)
     results = load(folder.results)
     options = Options.of_json(results.options)
-    _set_threads(options)
+    torch.set_num_threads(results.environment["cpu"]["threads"])
+    if changed := _changed(results.environment, environment()):
+        folder.close()
+        raise ValueError(f"--resume: the run was begun with {changed}; one run is of one machine: begin another")
     results.finished = None
+    for table in results.tables:  # what there was no time for is tried again
+        table.cells = [cell for cell in table.cells if not (cell.skipped or "").startswith(OVER_BUDGET)]
     return Run(options, results, folder)
+
+
+def _changed(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """What a machine, or what is installed on it, differs in from one before; empty if in nothing that is measured."""
+    telling = ("fulmen", "torch", "peers", "cpu", "gpus")
+    then, here = (dict(flat({name: facts.get(name) for name in telling})) for facts in (before, now))
+    names = (name for name in {**then, **here} if then.get(name) != here.get(name))
+    return ", ".join(f"{name} {then.get(name, 'missing')} (now {here.get(name, 'missing')})" for name in names)
 
 
 def rehearse(options: Options, out: Path, json_path: Path | None) -> None:
@@ -105,20 +127,16 @@ def rehearse(options: Options, out: Path, json_path: Path | None) -> None:
     if options.device == "cuda" and "memory" in options.metrics:
         from fulmen.lab.bench.dry_run import memory_tables
 
-        folder = Folder(out)
-        folder.begin()
-        _present(memory_tables(options, runner.new_results(options)), folder, json_path)
-        folder.close()
-
-
-def _set_threads(options: Options) -> None:
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
+        with Folder(out) as folder:
+            folder.begin()
+            results = memory_tables(options, runner.new_results(options))
+            results.save(folder.results)
+            _present(results, folder, json_path)
 
 
 def _present(results: Results, folder: Folder, json_path: Path | None) -> None:
     """What matters first; then every table."""
-    for text in (summary(results), results.conditions.warning):
+    for text in (results.conditions.warning, summary(results)):
         if text:
             print(f"\n{text}")
     for table in results.filled:
@@ -127,8 +145,8 @@ def _present(results: Results, folder: Folder, json_path: Path | None) -> None:
         print(f"{heading}{published_form(table)}" + (f"\n{errors}" if errors else ""))
     if text := left_out(results):
         print(f"\n{text}")
-    files = report.write(results, folder.path)
+    files = [folder.results, *report.write(results, folder.path)]
     if json_path is not None:
-        shutil.copyfile(folder.results, json_path)
+        results.save(json_path)
         files.append(json_path)
     print("\n" + "\n".join(f"wrote {file}" for file in files))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 
 class Spending:
-    """Seconds by what they were spent on; the rest of the whole is the harness itself."""
+    """Seconds by what they were spent on; the rest of the whole is the harness itself. ``before`` are those of an
+    earlier sitting, as :meth:`as_json` gave them."""
 
-    def __init__(self) -> None:
-        self._start = time.perf_counter()
-        self._seconds: dict[str, float] = {}
+    def __init__(self, before: Mapping[str, float]) -> None:
+        self._start = time.perf_counter() - before.get("total", 0.0)
+        self._seconds = {what: value for what, value in before.items() if what not in ("harness", "total")}
 
     @contextmanager
     def on(self, what: str) -> Iterator[None]:

@@ -6,7 +6,6 @@ once, and modelled (:mod:`fulmen.lab.inspect.modelling`). What was found is kept
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from fulmen.lab.files import write_json
 from fulmen.ops.chunks.decay_form import Decays
 from fulmen.runtime.architectures import ARCHITECTURES
 from fulmen.runtime.availability import why_triton_is_missing
@@ -213,7 +213,7 @@ def run(archs: list[str], decays: list[str], kernel: str | None, everything: boo
     print(summary(table))
     print(f"\n{len(table)} kernels: {spilling} spill, {large} need more shared memory than there is")
     if into is not None:
-        into.write_text(json.dumps([asdict(r) for r in table], indent=1))
+        write_json(into, [asdict(r) for r in table])
     if large:
         raise RuntimeError(f"{large} kernels need more shared memory than there is")
 

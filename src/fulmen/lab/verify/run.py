@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 
 import fulmen
 from fulmen.lab.environment import describe, environment
+from fulmen.lab.files import write_json
 from fulmen.lab.progress import Steps
 from fulmen.lab.verify.check import Check, Target, all_checks
 from fulmen.lab.verify.figures import size_of, times, workspaces
@@ -59,7 +59,7 @@ def run(device: str, quick: bool, into: Path | None) -> None:
             "environment": facts, "target": target._asdict(), "size": size._asdict(), "checks": outcomes,
             "workspace": memory, "seconds": speed, "failures": failures,
         }  # fmt: skip
-        into.write_text(json.dumps(document, indent=1) + "\n")
+        write_json(into, document)
     if failures:
         raise RuntimeError(f"{len(failures)} of what was verified failed")
 

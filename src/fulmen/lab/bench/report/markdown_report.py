@@ -36,7 +36,7 @@ def markdown_report(suite: Suite, groups: list[Group], results: Results, inspect
         *modelled_cost(suite, inspected),
         *_published_tables(groups),
         "## Files",
-        "- `benchmark_results.json`: raw benchmark data, for `fulmen report` and `fulmen compare`\n"
+        "Beside this one, made of the same results:\n\n"
         "- `results.csv`: one line for each cell\n"
         "- `report.html`: curves and sortable tables",
     ]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from importlib.util import find_spec
+from io import BytesIO
 from itertools import cycle
-from pathlib import Path
 from typing import Any
 
 from fulmen.lab.bench.report.findings import what
@@ -22,14 +22,13 @@ def why_no_plots() -> str:
     return "" if find_spec("matplotlib") else "plots are left out: matplotlib is missing (pip install 'fulmen[bench]')"
 
 
-def write_plots(groups: list[Group], folder: Path) -> list[Path]:
-    """One file for each group that has at least one curve."""
+def plots(groups: list[Group]) -> dict[str, bytes]:
+    """A PNG by the name of its file, for each group that has at least one curve."""
     drawable = [group for group in groups if any(_curve(group, column) for column in group.columns)]
-    folder.mkdir(parents=True, exist_ok=True)
-    return [_write_plot(group, folder / f"{_file_name(group)}.png") for group in drawable]
+    return {f"plots/{_file_name(group)}.png": _plot(group) for group in drawable}
 
 
-def _write_plot(group: Group, path: Path) -> Path:
+def _plot(group: Group) -> bytes:
     # Not pyplot: it keeps figures and may look for a display.
     from matplotlib.figure import Figure
 
@@ -51,8 +50,9 @@ def _write_plot(group: Group, path: Path) -> Path:
     _label(ratio, group, f"speedup over {group.baseline}")
     figure.suptitle(f"{group.suite}: {group.label}", fontsize=11, color=INK)
     figure.legend(loc="lower center", ncols=min(4, len(group.columns)), frameon=False, fontsize=8)
-    figure.savefig(path)
-    return path
+    drawn = BytesIO()
+    figure.savefig(drawn)
+    return drawn.getvalue()
 
 
 def _label(axes: Any, group: Group, title: str) -> None:

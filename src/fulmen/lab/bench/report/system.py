@@ -25,7 +25,7 @@ def machine(results: Results) -> str:
 def facts(results: Results) -> list[tuple[str, str]]:
     """Everything known of the machine but its backends, then what was requested."""
     environment = {name: value for name, value in results.environment.items() if name != "backends"}
-    known = [*_flat(environment), *_flat(results.options, "option ")]
+    known = [*flat(environment), *flat(results.options, "option ")]
     return [*known, ("started", results.started), ("finished", results.finished or "interrupted")]
 
 
@@ -38,11 +38,12 @@ def backend_lines(results: Results) -> list[tuple[str, bool, str]]:
     ]
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+def flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Names and values, those of objects within after the object's name."""
     lines: list[tuple[str, str]] = []
     for name, value in values.items():
         if isinstance(value, dict):
-            lines += _flat(value, f"{prefix}{name} ")
+            lines += flat(value, f"{prefix}{name} ")
         elif isinstance(value, list | tuple):
             lines.append((f"{prefix}{name}", ", ".join(map(str, value)) or "none"))
         elif value is not None:

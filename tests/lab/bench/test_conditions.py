@@ -1,0 +1,52 @@
+"""What a run says of the machine it was made on."""
+
+import multiprocessing
+import sys
+import time
+
+import pytest
+
+from fulmen.lab.bench import conditions
+from fulmen.lab.bench.conditions import Conditions, Watch
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (Conditions(), []),
+        (Conditions(before=0.1, during=0.2, crowded=0.2, stolen=0.01), []),
+        (Conditions(before=3.0, during=3.0, crowded=-4.0), []),  # with cores to spare
+        (Conditions(before=0.1, during=1.2, crowded=1.2), ["other work, 1.2 while it ran"]),
+        (Conditions(stolen=0.1), ["10% of the CPU time"]),
+    ],
+)
+def test_a_warning_says_what_disturbed(found, words):
+    assert bool(found.warning) == bool(words)
+    assert all(word in found.warning for word in words)
+
+
+def test_the_worst_of_two_sittings():
+    assert Conditions(1.0, None, 0.5).worst(Conditions(0.5, 2.0, 0.1)) == Conditions(1.0, 2.0, 0.5)
+
+
+def spin():
+    end = time.process_time() + 1.5
+    while time.process_time() < end:
+        pass
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells of processes")
+def test_own_work_is_not_that_of_others(monkeypatch):
+    """Nor is that of processes which the run has started and which still run."""
+    monkeypatch.setattr(conditions, "MOMENT", 0.0)
+    before = conditions._own_ticks()
+    child = multiprocessing.get_context("spawn").Process(target=spin)
+    child.start()
+    time.sleep(0.1)
+    while child.is_alive() and conditions._own_ticks() - before < 50:
+        time.sleep(0.05)
+    assert child.is_alive()
+    child.join()
+    grown = conditions._own_ticks() - before
+    assert grown > 100  # ticks of 10 ms; it has ended now, and still counts
+    assert Watch().conditions().stolen is not None
