@@ -14,6 +14,7 @@ from torch import nn
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
 from tiny_models import build, relative, tokens  # noqa: E402
+from transformers.integrations.hub_kernels import use_kernel_func_from_hub_with_fallback  # noqa: E402
 
 from fulmen.integrations.transformers import patch, stepping_aside  # noqa: E402
 from fulmen.integrations.transformers.mamba2 import mamba2_selective_state_update  # noqa: E402
@@ -146,6 +147,17 @@ def test_compile(mamba):
     assert relative(compiled(IDS[:, 16:], cache_params=cache, use_cache=True).logits, expected[:, 16:]) < 1e-4
 
 
+@pytest.mark.parametrize("name", ["Mamba2", "MiniMax", "Lfm2", "Qwen3_5", "KimiLinear"])
+def test_compile_through_aot_autograd(name):
+    """One of each kind of mixer, functionalized as for a compiler."""
+    torch.compiler.reset()
+    model = build(name)
+    expected = model(IDS, use_cache=False)[0]
+    patch(model)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert relative(compiled(IDS, use_cache=False)[0], expected) < 1e-4
+
+
 def test_what_was_left_alone_is_said():
     handle = patch(build("Mamba"))
     assert "2 x MambaMixer: causal_conv1d_update, causal_conv1d_fn" in repr(handle)
@@ -163,19 +175,40 @@ def test_a_forward_of_somebody_else_stays(mamba):
         mamba(IDS)
 
 
+def of_tomorrow(forward):
+    """A module of transformers with this forward."""
+    return type("Mixer", (nn.Module,), {"forward": forward, "__module__": "transformers.models.tomorrow"})()
+
+
 def causal_conv1d_fn(x, weight):
     return x
 
 
 def test_a_function_with_other_arguments_is_left_alone():
-    class Mixer(nn.Module):
-        def forward(self, x):
-            return causal_conv1d_fn(x, None)
-
-    Mixer.__module__ = "transformers.models.tomorrow"
-    mixer = Mixer()
+    mixer = of_tomorrow(lambda self, x: causal_conv1d_fn(x, None))
     assert "left alone: causal_conv1d_fn (takes other arguments than Fulmen knows)" in repr(patch(mixer))
     assert mixer(3) == 3
+
+
+@use_kernel_func_from_hub_with_fallback("scan_of_tomorrow", "package_of_tomorrow")
+def scan_of_tomorrow(x):
+    return x
+
+
+def test_mixers_that_fulmen_does_not_know_are_said():
+    handle = patch(of_tomorrow(lambda self, x: scan_of_tomorrow(x)))
+    assert "1 x Mixer, left alone: scan_of_tomorrow (Fulmen does not know it)" in repr(handle)
+    handle = patch(of_tomorrow(lambda self, x, cache: cache.update_recurrent_state(x, 0)))
+    assert "1 x Mixer, left alone: its forward keeps a state that Fulmen does not know" in repr(handle)
+
+
+def test_an_attribute_is_not_a_function_of_the_file():
+    """Whatever globals of its name there are."""
+    assert "nothing that Fulmen computes" in repr(patch(of_tomorrow(lambda self, x: x.causal_conv1d_fn)))
+
+
+def test_softmax_attention_is_nothing_that_was_left_alone():
+    assert "left alone" not in repr(patch(build("FalconH1")))
 
 
 @pytest.fixture
@@ -193,6 +226,19 @@ def test_what_fulmen_does_not_take_is_said_once():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model(IDS)
+
+
+@pytest.mark.usefixtures("nothing_said")
+def test_the_same_refusal_of_other_shapes_is_not_said_again():
+    def refusing(x):
+        raise ValueError(f"x must have two dimensions; got shape {list(x.shape)}")
+
+    function = stepping_aside.or_original(refusing, lambda x: x, packs=True)
+    with pytest.warns(UserWarning, match="refusing stays transformers' own"):
+        function(torch.zeros(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        function(torch.zeros(2))
 
 
 @pytest.mark.usefixtures("nothing_said")
@@ -226,19 +272,32 @@ import sys, torch, transformers, fulmen
 from fulmen.integrations.transformers import register
 from tiny_models import build, relative, tokens
 
-calls, operator, ids = [], fulmen.linear_attention, tokens(2, 17)
-fulmen.linear_attention = lambda *args, **kwargs: (calls.append(1), operator(*args, **kwargs))[1]
-models = {name: build(name) for name in ("Mamba2", "Mamba")}
+CONVOLUTION = {"causal_conv1d", "causal_conv1d_step"}
+DELTA = {"delta_rule", "delta_rule_step"} | CONVOLUTION
+OPERATORS = {
+    "Mamba2": {"linear_attention", "linear_attention_step"} | CONVOLUTION,
+    "Mamba": CONVOLUTION,
+    "Qwen3_5": DELTA,
+    "KimiLinear": DELTA,
+}
+calls, ids = set(), tokens(2, 17)
+def spied(name, operator):
+    return lambda *args, **kwargs: (calls.add(name), operator(*args, **kwargs))[1]
+
+for name in set().union(*OPERATORS.values()):
+    setattr(fulmen, name, spied(name, getattr(fulmen, name)))
+models = {name: build(name) for name in OPERATORS}
 before = {name: (m(ids).logits, m.generate(ids, max_new_tokens=4)) for name, m in models.items()}
 assert not calls
 register()
 for name, model in models.items():
-    model.save_pretrained(sys.argv[1])
-    model = type(model).from_pretrained(sys.argv[1], use_kernels=True)
+    calls.clear()
+    model.save_pretrained(f"{sys.argv[1]}/{name}")
+    model = type(model).from_pretrained(f"{sys.argv[1]}/{name}", use_kernels=True)
     logits, text = before[name]
     assert relative(model(ids).logits, logits) < 1e-4
     assert torch.equal(model.generate(ids, max_new_tokens=4), text)
-    assert calls
+    assert calls == OPERATORS[name], (name, calls)
 """
 
 

@@ -1,4 +1,7 @@
-"""Tiny models of transformers with random weights, one for each mixer that Fulmen patches."""
+"""Tiny models of transformers with random weights, one for each mixer that Fulmen patches.
+
+A token goes to all experts, of which there are two: a choice among them would be one that rounding could change.
+"""
 
 import torch
 import transformers
@@ -35,9 +38,9 @@ KDA = {
     "qk_nope_head_dim": 8,
     "v_head_dim": 8,
     "num_local_experts": 2,
-    "num_experts_per_tok": 1,
+    "num_experts_per_tok": 2,
 }
-EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
+EXPERTS = {"num_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
 # The configuration's class and what it needs, by the name of the model's class without ForCausalLM.
 CONFIGS = {
@@ -56,7 +59,7 @@ CONFIGS = {
         "num_hidden_layers": 2,
         "layer_types": ["mamba", "attention"],
         "num_local_experts": 2,
-        "num_experts_per_tok": 1,
+        "num_experts_per_tok": 2,
         "shared_intermediate_size": 16,
     },
     "NemotronH": {
@@ -84,7 +87,7 @@ CONFIGS = {
         "layer_types": ["linear_attention", "full_attention"],
         "head_dim": 16,
         "num_local_experts": 2,
-        "num_experts_per_tok": 1,
+        "num_experts_per_tok": 2,
         "block_size": 8,
     },
     "Lfm2": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
@@ -161,11 +164,17 @@ MAMBA2 = ("Mamba2", "Bamba", "FalconH1", "GraniteMoeHybrid", "NemotronH", "Zamba
 
 
 def build(name, **changes):
-    """A model of this family, the same at each call."""
+    """A model of this family, the same at each call, with weights so large that every layer counts: as transformers
+    begins, a mixer could be left out and the logits would hardly change."""
     config = getattr(transformers, f"{name}TextConfig", None) or getattr(transformers, f"{name}Config")
     model = getattr(transformers, f"{name}ForCausalLM", None) or getattr(transformers, f"{name}TextModel")
     torch.manual_seed(0)
-    return model(config(**{**SHARED, **CONFIGS[name], **changes})).eval()
+    made = model(config(**{**SHARED, **CONFIGS[name], **changes})).eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=parameter.shape[-1] ** -0.5)
+    return made
 
 
 def tokens(*shape, seed=1):

@@ -39,9 +39,23 @@ LEFT_ALONE: Mapping[str, str] = {
 }
 
 
-def is_dispatched(value: Any) -> bool:
-    """Whether transformers may serve this function from a package or a kernel: what a mixer's sequences go through."""
-    return hasattr(type(value), "kernel_layer_name") or (inspect.isfunction(value) and hasattr(value, "__wrapped__"))
+# Attributes of a cache that a forward uses which carries a state from token to token.
+KEEPS_A_STATE = {"update_recurrent_state", "update_conv_state"}
+
+
+def why_left_alone(name: str, function: Any) -> str:
+    """Of a function that a mixer calls and that is not ours; empty: it is nothing that we would compute."""
+    if name in OURS:
+        return "takes other arguments than Fulmen knows"
+    return LEFT_ALONE.get(name, "Fulmen does not know it" if _is_dispatched(function) else "")
+
+
+def _is_dispatched(value: Any) -> bool:
+    """Whether transformers may serve this function from a package or a kernel: what a mixer's sequences go through.
+    (A rotary embedding may be served from a kernel too. It does not mix tokens.)"""
+    if inspect.isfunction(value):
+        return value.__globals__["__name__"] == "transformers.integrations.hub_kernels"
+    return getattr(type(value), "kernel_layer_name", None) not in (None, "rotary_pos_emb")
 
 
 def same_arguments(ours: Callable[..., Any], theirs: Any) -> bool:

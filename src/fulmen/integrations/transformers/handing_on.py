@@ -1,6 +1,7 @@
-"""Models that lose on the way what says where packed sequences start.
+"""Models that lose on the way what says where packed sequences start, and models that mix them where we do not reach.
 
 Each entry of HANDING_ON makes a forward for one class, which calls the class's own and hands on what that drops.
+REFUSING has classes that cannot keep packed sequences apart, and why.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformers.masking_utils import create_causal_mask
 
-from fulmen.integrations.transformers.packing import packed
+from fulmen.integrations.transformers.packing import Packing, packed
 
 Forward = Callable[..., Any]
 
@@ -32,6 +33,30 @@ def to(*children: str) -> Callable[[Forward], Forward]:
         return handing_on
 
     return of
+
+
+def inkling_layer(forward: Forward) -> Forward:
+    """An InklingDecoderLayer, whose convolutions and those of its attention know ``seq_idx`` alone."""
+    forward = to("attn_sconv", "mlp_sconv")(forward)
+
+    @functools.wraps(forward)
+    def handing_on(self: nn.Module, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        packing = Packing.of(kwargs, *hidden_states.shape[:2])
+        sequences = {} if packing is None else {"seq_idx": packing.seq_idx()}
+        return forward(self, hidden_states, *args, **{**kwargs, **sequences})
+
+    return handing_on
+
+
+def refusing(forward: Forward, why: str) -> Forward:
+    @functools.wraps(forward)
+    def unpacked(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        sequences = packed(kwargs)
+        if sequences:
+            raise ValueError(f"{' and '.join(sequences)}: {type(self).__name__} cannot keep sequences apart: {why}")
+        return forward(self, *args, **kwargs)
+
+    return unpacked
 
 
 def granite_moe_hybrid_model(forward: Forward) -> Forward:
@@ -78,7 +103,9 @@ class _With:
 
 HANDING_ON: Mapping[str, Callable[[Forward], Forward]] = {
     "Mamba2ForCausalLM": to("backbone"),
-    "InklingDecoderLayer": to("attn_sconv", "mlp_sconv"),
+    "InklingDecoderLayer": inkling_layer,
     "InklingAttention": to("k_sconv", "v_sconv"),
     "GraniteMoeHybridModel": granite_moe_hybrid_model,
 }
+
+REFUSING: Mapping[str, str] = {"Glm5NextTextModel": "its sparse attention chooses among the tokens of a whole row"}

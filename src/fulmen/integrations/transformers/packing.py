@@ -1,4 +1,5 @@
-"""Packed sequences as transformers names them: ``cu_seq_lens_q``, or ``seq_idx`` of each token.
+"""Packed sequences as transformers names them: ``cu_seq_lens_q`` (which mixers with a gated delta rule hand to it as
+``cu_seqlens``), or ``seq_idx`` of each token.
 
 Fulmen packs along N with a batch of 1; rows ``[B, N]`` that each hold several sequences are flattened to it.
 """
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-NAMES = ("cu_seq_lens_q", "seq_idx")
+NAMES = ("seq_idx", "cu_seq_lens_q", "cu_seqlens")
 
 
 def packed(options: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -47,8 +48,13 @@ class Packing:
             cu_seqlens = torch.nonzero(torch.cat((starts.flatten(), starts.new_ones(1)))).flatten()
             described = seq_idx.shape[1]
         else:
-            cu_seqlens = given["cu_seq_lens_q"].reshape(-1)
-            described = tokens if rows > 1 else int(cu_seqlens[-1])
+            name, cu_seqlens = next((name, x.reshape(-1)) for name, x in given.items())
+            described = int(cu_seqlens[-1]) // rows
+            ends = torch.arange(rows + 1, device=cu_seqlens.device) * described
+            if ends[-1] != cu_seqlens[-1] or not torch.isin(ends, cu_seqlens).all():
+                raise ValueError(
+                    f"{name} must have a boundary where each of {rows} equal rows ends; got {cu_seqlens.tolist()}"
+                )
         context = tokens - described
         if context < 0 or (context > 0 and not continues):
             raise ValueError(f"{' and '.join(given)} must describe {tokens} tokens; got {described}")
@@ -56,6 +62,11 @@ class Packing:
             row, token = cu_seqlens // described, cu_seqlens % described
             cu_seqlens = cu_seqlens + context * (row + (token != 0))
         return Packing(cu_seqlens, rows, tokens)
+
+    def seq_idx(self) -> Tensor:
+        """The index of each token's sequence, ``[B, N]``."""
+        tokens = torch.arange(self.rows * self.tokens, device=self.cu_seqlens.device, dtype=self.cu_seqlens.dtype)
+        return torch.searchsorted(self.cu_seqlens.contiguous(), tokens, right=True).view(self.rows, self.tokens)
 
     def flat(self, x: Tensor) -> Tensor:
         """``[B, N, ...]`` as ``[1, B * N, ...]``."""
@@ -75,6 +86,14 @@ class Packing:
     def leaving(self, states: Tensor) -> Tensor:
         """The states ``[B, ...]`` of each row's last sequence, of states ``[sequences, ...]``."""
         return states.index_select(0, self._last_that_starts_by(self.tokens - 1))
+
+    def last_lengths(self) -> Tensor:
+        """How many tokens each row's last sequence has had, ``[B]``: more than any if it is the row's first, which may
+        have begun in an earlier call."""
+        last = self._last_that_starts_by(self.tokens - 1)
+        ends = torch.arange(1, self.rows + 1, device=last.device) * self.tokens
+        lengths = ends - self.cu_seqlens[last]
+        return torch.where(lengths < self.tokens, lengths, torch.iinfo(lengths.dtype).max)
 
     def _last_that_starts_by(self, token: int) -> Tensor:
         """For each row, the index of its last sequence that starts at this token or before; ``[B]``."""

@@ -12,13 +12,14 @@ from torch import nn
 
 from fulmen.integrations.transformers import rebinding
 from fulmen.integrations.transformers.functions import (
-    LEFT_ALONE,
+    KEEPS_A_STATE,
     OUR_FORWARDS,
     OURS,
-    is_dispatched,
     same_arguments,
+    why_left_alone,
 )
-from fulmen.integrations.transformers.handing_on import HANDING_ON
+from fulmen.integrations.transformers.handing_on import HANDING_ON, REFUSING, refusing
+from fulmen.integrations.transformers.last_sequence import goes_on
 from fulmen.integrations.transformers.stepping_aside import or_original
 
 # The handle that undoes a module. A copy of a patched module computes as the original does, and has none.
@@ -102,25 +103,26 @@ def _our_forward(cls: Any) -> tuple[Callable[..., Any] | None, tuple[str, ...], 
     theirs: Any = cls.forward
     if cls.__name__ in HANDING_ON:
         return HANDING_ON[cls.__name__](theirs), ("packed sequences",), ()
+    if cls.__name__ in REFUSING:
+        return refusing(theirs, REFUSING[cls.__name__]), ("packed sequences are refused",), ()
     if cls.__name__ in OUR_FORWARDS:
         ours = OUR_FORWARDS[cls.__name__]
         if not same_arguments(ours, theirs):
             return None, (), ("its forward takes other arguments than Fulmen knows",)
-        return or_original(ours, theirs, packs=True), (ours.__name__,), ()
+        return goes_on(or_original(ours, theirs, packs=True)), (ours.__name__,), ()
 
     functions: dict[str, Any] = {}
     left_alone: dict[str, list[str]] = {}
     for name, function in rebinding.called(theirs):
         if name in OURS and same_arguments(OURS[name], function):
             functions[name] = function
-        elif name in OURS:
-            left_alone.setdefault("takes other arguments than Fulmen knows", []).append(name)
-        elif name in LEFT_ALONE:
-            left_alone.setdefault(LEFT_ALONE[name], []).append(name)
-    reasons = tuple(f"{', '.join(names)} ({reason})" for reason, names in left_alone.items())
+        elif why := why_left_alone(name, function):
+            left_alone.setdefault(why, []).append(name)
+    reasons = tuple(f"{', '.join(names)} ({why})" for why, names in left_alone.items())
     if not functions:
-        return None, (), reasons
+        unknown = not reasons and not KEEPS_A_STATE.isdisjoint(rebinding.attributes(theirs))
+        return None, (), ("its forward keeps a state that Fulmen does not know",) if unknown else reasons
     # A mixer with a function that is not ours cannot keep packed sequences apart.
-    packs = all(name in functions for name, function in rebinding.called(theirs) if is_dispatched(function))
+    packs = not left_alone
     replaced = {name: or_original(OURS[name], function, packs=packs) for name, function in functions.items()}
-    return rebinding.with_globals(theirs, replaced), tuple(functions), reasons
+    return goes_on(rebinding.with_globals(theirs, replaced)), tuple(functions), reasons

@@ -6,7 +6,9 @@ file, so one module gets a copy of its class's forward that finds other function
 
 from __future__ import annotations
 
+import dis
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import CellType, FunctionType, MethodType, ModuleType
@@ -19,11 +21,21 @@ _MARK = "__fulmen__"
 
 def called(function: Any) -> Iterator[tuple[str, Any]]:
     """The globals that a function names, under its decorators."""
-    while hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
-    for name in function.__code__.co_names:
+    function = inspect.unwrap(function)
+    for name in _names(function, "LOAD_GLOBAL"):
         if name in function.__globals__:
             yield name, function.__globals__[name]
+
+
+def attributes(function: Any) -> set[str]:
+    """The attributes that a function reads, under its decorators."""
+    return {*_names(inspect.unwrap(function), "LOAD_ATTR", "LOAD_METHOD")}
+
+
+def _names(function: FunctionType, *operations: str) -> dict[str, None]:
+    """In the order of the code."""
+    code = dis.get_instructions(function)
+    return dict.fromkeys(x.argval for x in code if x.opname in operations)
 
 
 def with_globals(function: Any, replaced: Mapping[str, Any]) -> Any:
@@ -48,8 +60,9 @@ def with_globals(function: Any, replaced: Mapping[str, Any]) -> Any:
 
 
 def _namespace(function: FunctionType, replaced: Mapping[str, Any]) -> dict[str, Any]:
-    """The globals of a function with others among them, as those of a module: torch.compile looks globals up by the
-    name of their module, and would guard on what the function's own has under these names."""
+    """The globals of a function as they are now, with others among them, as those of a module: torch.compile looks
+    globals up by the name of their module, and would guard on what the function's own has under these names. What the
+    function's file assigns later does not reach the copy."""
     name = f"{__name__}.{function.__module__}.{function.__qualname__}"
     module = sys.modules.setdefault(name, ModuleType(name))
     module.__dict__.update({**function.__globals__, **replaced, "__name__": name})

@@ -19,6 +19,10 @@ _KERNELS = {
     "causal_conv1d_update": "causal_conv1d_update",
     "mamba_chunk_scan_combined": "mamba2_chunk_scan",
     "selective_state_update": "mamba2_selective_state_update",
+    "chunk_gated_delta_rule": "torch_chunk_gated_delta_rule",
+    "fused_recurrent_gated_delta_rule": "torch_recurrent_gated_delta_rule",
+    "chunk_kda": "chunk_kimi_delta_attention",
+    "fused_recurrent_kda": "recurrent_kimi_delta_attention",
 }
 
 

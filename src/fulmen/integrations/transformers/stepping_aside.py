@@ -8,7 +8,7 @@ from typing import Any
 
 from fulmen.integrations.transformers.packing import packed
 
-_said: set[tuple[str, str]] = set()
+_said: set[tuple[object, ...]] = set()
 
 
 def or_original(ours: Callable[..., Any], original: Callable[..., Any], *, packs: bool) -> Callable[..., Any]:
@@ -27,13 +27,17 @@ def or_original(ours: Callable[..., Any], original: Callable[..., Any], *, packs
         except (TypeError, ValueError) as refusal:
             if is_packed:
                 raise
-            _say_once(ours.__name__, str(refusal))
+            argument = str(refusal).partition(" ")[0]  # which refusals name first; shapes and values follow
+            say_once(
+                (ours.__name__, type(refusal), argument),
+                f"{ours.__name__} stays transformers' own where Fulmen does not take an argument: {refusal}",
+            )
         return original(*args, **kwargs)
 
     return function
 
 
-def _say_once(name: str, refusal: str) -> None:
-    if (name, refusal) not in _said:
-        _said.add((name, refusal))
-        warnings.warn(f"{name} stays transformers' own where Fulmen does not take an argument: {refusal}", stacklevel=3)
+def say_once(what: tuple[object, ...], text: str) -> None:
+    if what not in _said:
+        _said.add(what)
+        warnings.warn(text, stacklevel=3)
