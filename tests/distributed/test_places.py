@@ -33,7 +33,9 @@ def test_packed_places(sequences, data):
             earlier = [t for t in range(start, stop) if start > 0 and owner[t] == owner[start - 1]]
             assert place.enters == bool(earlier)
             assert place.head == len(earlier)
+            assert place.leaves == (owner[stop - 1] in owner[stop:])
             assert owner[start:stop][place.tail :] == [owner[stop - 1]] * (place.tokens - place.tail)
+            assert (place.tail == place.tokens) == (not place.leaves)
         begun += range(*place.begun)
         ended += [everywhere for everywhere, _ in place.ended]
     assert begun == list(range(len(sequences)))

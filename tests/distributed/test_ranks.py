@@ -1,8 +1,8 @@
 """What the ranks of a group owe each other: agreement, errors on all of them, and what is sent."""
 
-import os
 import time
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,7 +10,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import fulmen
 import fulmen.distributed as fd
-from fulmen.lab.crew import Crew, Raised
+from fulmen.lab.crew import Raised
+from fulmen.lab.scaling import Layer
 
 N, H, D = 12, 2, 8
 
@@ -24,7 +25,7 @@ def call(group, changes):
     """``changes`` are those of some ranks, by number."""
     given = {"log_decay": torch.zeros(1, N, H), **changes.get(dist.get_rank(group), {})}
     q, k, v = inputs(size=given.pop("size", D), dtype=given.pop("dtype", torch.float32))
-    k = given.pop("k", k)
+    q, k = given.pop("q", q), given.pop("k", k)
     if given.pop("delta", False):
         return fd.delta_rule(q, k, v, torch.ones(1, N, H), group=group, **given)
     return fd.linear_attention(q, k, v, group=group, **given)
@@ -42,41 +43,62 @@ def call(group, changes):
         ({1: {"initial_state": torch.zeros(1, H, D, D)}}, "initial_state must be given by the first rank of the group"),
         ({1: {"k": torch.zeros(1, N, H, D + 1)}}, "rank 1 refused its arguments: ValueError: k must have the last"),
         ({1: {"cu_seqlens": torch.tensor([0, N])}}, "cu_seqlens must be the same on all ranks; got None on ranks 0, 2"),
+        ({1: {"q": None}}, "rank 1 refused its arguments: TypeError: q must be a torch.Tensor"),
+        ({1: {"cu_seqlens": torch.tensor([])}}, "rank 1 refused its arguments: "),
+        ({1: {"backend": "triton"}}, "rank 1 refused its arguments: "),
     ],
-    ids=["size", "dtype", "decay form", "scale", "state", "operator", "initial state", "refused", "packed"],
+    ids=[
+        "size", "dtype", "decay form", "scale", "state", "operator", "initial state", "refused", "packed", "no tensor",
+        "no bounds", "backend",
+    ],
 )  # fmt: skip
 def test_a_mismatch_is_an_error_on_every_rank_by_name(crew, changes, expected):
     start = time.monotonic()
     for rank, found in enumerate(crew.run(3, call, changes)):
         assert isinstance(found, Raised), (rank, found)
         if "refused" in expected and rank == 1:
-            assert found.message.startswith("k must have the last dimension"), found
+            assert expected.rpartition("Error: ")[2] in f"rank 1 refused its arguments: {found.message}", found
         else:
             assert expected in found.message, (rank, found.message)
     assert time.monotonic() - start < 20
     assert all(isinstance(x, torch.Tensor) for x in crew.run(3, call, {}))  # and nothing is left behind
 
 
-def die(group):
-    q, k, v = inputs()
-    if dist.get_rank(group) == 1:
-        os._exit(1)
-    return fd.linear_attention(q, k, v, group=group)
+def test_a_scale_may_be_any_number(crew):
+    """Of one value: it is compared as the operator takes it."""
+    for one, other in ((1, 1.0), (np.float32(0.5), 0.5)):
+        assert all(isinstance(x, torch.Tensor) for x in crew.run(2, call, {0: {"scale": one}, 1: {"scale": other}}))
 
 
-def test_a_rank_that_dies_ends_the_others():
-    crew = Crew(3, timeout=60.0)
-    try:
-        crew.run(3, call, {})  # all have begun
-        start = time.monotonic()
-        found = crew.run(3, die)
-        assert time.monotonic() - start < 60  # the group's timeout
-        for rank in (0, 2):
-            assert found[rank].kind == "RuntimeError"
-            assert f"rank {rank} of 3 lost the others" in found[rank].message
-            assert "linear_attention" in found[rank].message
-    finally:
-        crew.close()
+def failing_call(group):
+    """A check that fails as no check should."""
+
+    def described():
+        if dist.get_rank(group) == 1:
+            raise ArithmeticError("of the unforeseen")
+        return fd.Call({}, N, False)
+
+    fd.Agreement("linear_attention", fd.Ranks(group), torch.zeros(1), described).lengths  # noqa: B018
+
+
+def test_whatever_one_rank_raises_the_others_learn(crew):
+    first, second, third = crew.run(3, failing_call)
+    assert second.kind == "ArithmeticError"
+    for found in (first, third):
+        assert "rank 1 refused its arguments: ArithmeticError: of the unforeseen" in found.message
+
+
+def packed_convolution(group, widths):
+    x = torch.ones(1, 6, 4)
+    state = torch.zeros(2, 4, widths[dist.get_rank(group)])
+    cu_seqlens = torch.tensor([0, 5, 12])
+    return fd.causal_conv1d(x, torch.ones(4, 4), group=group, cu_seqlens=cu_seqlens, initial_state=state)
+
+
+def test_states_of_a_convolution_have_one_width(crew):
+    assert all(isinstance(x, torch.Tensor) for x in crew.run(2, packed_convolution, (5, 5)))
+    for found in crew.run(2, packed_convolution, (3, 5)):
+        assert "the width of initial_state must be the same on all ranks; got 3 on rank 0, 5 on rank 1" in str(found)
 
 
 def one_sided(group):
@@ -184,69 +206,31 @@ def test_the_local_part_may_be_compiled(crew):
         torch.testing.assert_close(eager, graph)
 
 
-def sent_bytes(group, tokens, operator):
-    """Of each tensor that is gathered, beside what the ranks agree on."""
-    from fulmen.distributed import exchange
-
-    found, gather = [], exchange._all_gather
-
-    def counting(output, own, **options):
-        found.append(own.nbytes)
-        return gather(output, own, **options)
-
-    exchange._all_gather = counting
-    try:
-        q, k, v = (torch.randn(1, tokens, H, D).requires_grad_() for _ in range(3))
+def exchanges(group, tokens, operator):
+    """Of the forward and of the backward: the bytes that each rank gives."""
+    q, k, v = (torch.randn(1, tokens, H, D).requires_grad_() for _ in range(3))
+    with fd.recorded() as forward:
         if operator == "delta":
             y = fd.delta_rule(q, k, v, torch.ones(1, tokens, H), group=group, normalize_qk=True)
         else:
             shape = {"none": None, "head": (H,), "token": (1, tokens, H), "channel": (1, tokens, H, D)}[operator]
             y = fd.linear_attention(q, k, v, group=group, log_decay=None if shape is None else -torch.ones(shape))
-        forward = found.copy()
+    with fd.recorded() as backward:
         y.sum().backward()
-    finally:
-        exchange._all_gather = gather
-    return forward, found[len(forward) :]
+    return [[exchange.bytes for exchange in way] for way in (forward, backward)]
 
 
 @pytest.mark.parametrize(
-    ("operator", "beside"), [("none", 0), ("head", 1), ("token", 1), ("channel", D), ("delta", D * D)]
+    ("operator", "decay"), [("none", 0), ("head", 1), ("token", 1), ("channel", D), ("delta", D * D)]
 )
-def test_what_is_sent_does_not_depend_on_the_length(crew, operator, beside):
-    """One gathering each way, of B·H·(D·E + decay) floats, and before it 32 bytes of agreement."""
+def test_what_is_exchanged_does_not_depend_on_the_length(crew, operator, decay):
+    """One gathering each way, as `fulmen scaling` has it, and before it 32 bytes of agreement."""
+    layer = Layer(1, H, D, D, decay)
     for tokens in (16, 100):
-        for forward, backward in crew.run(3, sent_bytes, tokens, operator):
-            assert forward == [32, 4 * H * (D * D + beside)]
-            assert backward == [4 * H * D * D]
-
-
-def sharding(group, lengths):
-    whole = torch.arange(60.0).view(2, 10, 3).requires_grad_()
-    part = fd.shard(whole, group=group, lengths=lengths)
-    again = fd.gather(part * 2, group=group)
-    weights = torch.arange(60.0).view(2, 10, 3)
-    (again * weights).sum().backward()
-    cu_seqlens = torch.tensor([0, 2, 2, 9, 10], dtype=torch.int32)
-    place = fd.shard_cu_seqlens(cu_seqlens, group=group, lengths=lengths)
-    back = fd.gather_cu_seqlens(place.cu_seqlens(cu_seqlens), place.enters, group=group)
-    return part.detach(), again.detach(), whole.grad, back
-
-
-@pytest.mark.parametrize("lengths", [None, [1, 7, 2], [3, 6, 1]])
-def test_shard_and_gather(crew, lengths):
-    whole = torch.arange(60.0).view(2, 10, 3)
-    parts = crew.run(3, sharding, lengths)
-    assert torch.equal(torch.cat([part[0] for part in parts], 1), whole)
-    for _, again, _, back in parts:
-        assert torch.equal(again, 2 * whole)
-        assert back.tolist() == [0, 2, 2, 9, 10]
-        assert back.dtype == torch.int32
-    # Each of three ranks has the whole in its loss, and its own part of the gradient.
-    assert torch.equal(sum(part[2] for part in parts), 3 * 2 * whole)
-
-
-def test_lengths_must_fit(crew):
-    assert all("lengths must be 2 numbers that add up to 10" in x.message for x in crew.run(2, sharding, [1, 2]))
+        for (agreement, state), (gradient,) in crew.run(3, exchanges, tokens, operator):
+            assert agreement == 32
+            assert 2 * state == layer.forward(3)
+            assert 2 * gradient == layer.backward(3)
 
 
 def parts(group, lengths):
@@ -267,3 +251,44 @@ def test_the_parts_by_hand(crew):
     torch.testing.assert_close(
         found, fulmen.linear_attention(*inputs(), log_decay=-torch.ones(H)), rtol=1e-5, atol=1e-5
     )
+
+
+def until(flag):
+    limit = time.monotonic() + 20
+    while not flag:
+        assert time.monotonic() < limit, "the other rank waits as well"
+        time.sleep(0.005)
+
+
+def overlapping(group, ran, differentiated):
+    """The second rank summarises once the first has run, which nothing enters; the first goes backward once the second
+    has, which nothing leaves."""
+    first = dist.get_rank(group) == 0
+
+    class Shard(fd.AttentionShard):
+        def summarise(self, initial=None):
+            if not first:
+                until(ran)
+                assert self.place.tail == N  # what leaves the last rank is nobody's
+            return super().summarise(initial)
+
+        def run(self, initial):
+            ran.fill_(True)
+            return super().run(initial)
+
+    q, k, v = (x.requires_grad_() for x in inputs())
+    agreement = fd.Agreement("linear_attention", fd.Ranks(group), q, lambda: fd.Call({}, N, True))
+    shard = Shard(q, k, v, None, None, None, None, "auto", "auto", agreement.place)
+    output, _ = fd.walk(shard, agreement, None)
+    if first:
+        output.register_hook(lambda gradient: until(differentiated))
+    else:
+        q.register_hook(lambda gradient: differentiated.fill_(True) and None)
+    output.sum().backward()
+    return q.grad
+
+
+def test_who_needs_nothing_of_the_others_does_not_wait(crew):
+    flags = [torch.zeros(1, dtype=torch.bool).share_memory_() for _ in range(2)]
+    found = crew.run(2, overlapping, *flags)
+    assert all(isinstance(x, torch.Tensor) for x in found), found

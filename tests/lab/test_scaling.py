@@ -6,8 +6,8 @@ from fulmen.lab.scaling import RANKS, TOKENS, Layer, Machine, simulated, table
 
 def test_what_is_received_does_not_depend_on_the_length():
     layer = Layer(batch=1, heads=4, key_size=64, value_size=64, decay=1)
-    assert layer.sent(2) == 4 * 4 * (64 * 64 + 1)
-    assert layer.sent(9) == 8 * layer.sent(2)
+    assert layer.forward(2) == 4 * 4 * (64 * 64 + 1)
+    assert layer.forward(9) == 8 * layer.forward(2)
     assert layer.ring(2000, 4) == 2 * layer.ring(1000, 4)
 
 

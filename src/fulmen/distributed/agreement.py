@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +36,7 @@ class Call(NamedTuple):
         differentiates: whether a gradient may be requested from this rank.
         initial: 0 without an initial state; else 1, and the width of a convolution's.
         bounds: the values of the global ``cu_seqlens``; None if nothing is packed.
+        returns_state: whether the final state is requested, on all ranks alike.
     """
 
     facts: Facts
@@ -42,6 +44,7 @@ class Call(NamedTuple):
     differentiates: bool
     initial: int = 0
     bounds: list[int] | None = None
+    returns_state: bool = False
 
 
 class Agreement:
@@ -49,24 +52,24 @@ class Agreement:
     rank the same error where they do not fit together.
 
     Args:
+        like: one of the operator's tensors, or what the caller gave for one.
         described: gives this rank's call, or raises where its arguments are wrong.
-        device: of the operator's tensors.
     """
 
-    def __init__(self, operator: str, ranks: Ranks, device: torch.device, described: Callable[[], Call]) -> None:
+    def __init__(self, operator: str, ranks: Ranks, like: Tensor, described: Callable[[], Call]) -> None:
         self.operator, self.ranks = operator, ranks
-        self._device = ranks.device_of_facts(device)
+        self._device = ranks.device_of_facts(like)
         try:
-            self.call = described()
-        except (TypeError, ValueError) as error:
+            self.call, self.device = described(), like.device
+            alike = {"operator": operator, "the device": self.device.type, "return_state": self.call.returns_state}
+            self._text = json.dumps(alike | dict(self.call.facts))
+        except Exception as error:  # whatever it is: the others wait
             self._text = json.dumps({"refused": f"{type(error).__name__}: {error}"})
             self._begin([-1, 0, 0, 0])
             self._compared()  # the others learn of it
             raise
-        self._text = json.dumps({"operator": operator, **self.call.facts})
         digest = int.from_bytes(hashlib.blake2b(self._text.encode(), digest_size=7).digest(), "little")
         self._begin([self.call.tokens, self.call.differentiates, self.call.initial, digest])
-        self._known: list[list[int]] | None = None
 
     def _begin(self, numbers: list[int]) -> None:
         sent = torch.tensor(numbers, dtype=torch.int64, device=self._device)
@@ -76,40 +79,44 @@ class Agreement:
     def place(self) -> Place:
         """This rank's. Nobody is waited for where nothing is packed."""
         if self.call.bounds is None:
-            return whole_place(self.ranks.rank, self.call.tokens)
+            return self._whole_place(self.ranks.rank, self.call.tokens)
         return self.places[self.ranks.rank]
 
-    @property
+    @cached_property
     def places(self) -> list[Place]:
         if self.call.bounds is None:
-            return [whole_place(rank, tokens) for rank, tokens in enumerate(self.lengths)]
+            return [self._whole_place(rank, tokens) for rank, tokens in enumerate(self.lengths)]
         return packed_places(self.lengths, self.call.bounds)
+
+    def _whole_place(self, rank: int, tokens: int) -> Place:
+        return whole_place(rank, tokens, leaves=self.call.returns_state or rank < self.ranks.world - 1)
 
     @property
     def lengths(self) -> list[int]:
-        return [row[0] for row in self._rows()]
+        return [row[0] for row in self._rows]
 
     @property
     def differentiates(self) -> bool:
         """Whether any rank may request a gradient: then every rank takes part in the backward's exchange."""
-        return any(row[1] for row in self._rows())
+        return any(row[1] for row in self._rows)
 
     @property
     def initial(self) -> int:
         """What the first rank says of its initial state; 0 if there is none."""
-        return self._rows()[0][2]
+        return self._rows[0][2]
 
+    @cached_property
     def _rows(self) -> list[list[int]]:
-        if self._known is None:
-            rows = self._compared()
-            givers = [rank for rank, row in enumerate(rows) if row[2]]
-            by, expected = "the first rank of the group alone", [0]
-            if self.call.bounds is not None:
-                by, expected = "every rank, with cu_seqlens", list(range(self.ranks.world))
-            if givers not in ([], expected):
-                raise ValueError(f"initial_state must be given by {by}, or by none; got it on {_listed(givers)}")
-            self._known = rows
-        return self._known
+        rows = self._compared()
+        givers = [rank for rank, row in enumerate(rows) if row[2]]
+        by, expected = "the first rank of the group alone", [0]
+        if self.call.bounds is not None:
+            by, expected = "every rank, with cu_seqlens", list(range(self.ranks.world))
+        if givers not in ([], expected):
+            raise ValueError(f"initial_state must be given by {by}, or by none; got it on {_listed(givers)}")
+        if problem := _difference("the width of initial_state", [rows[rank][2] - 1 for rank in givers]):
+            raise ValueError(f"fulmen.distributed.{self.operator}: {problem}")
+        return rows
 
     def _compared(self) -> list[list[int]]:
         rows: list[list[int]] = self._gathering.wait().tolist()
@@ -139,10 +146,11 @@ def _parsed(text: bytes) -> dict[str, Any]:
 
 
 def _difference(name: str, values: list[Any]) -> str:
+    """Which of the ranks' values differ, in words; empty if none do."""
     by_value: dict[Any, list[int]] = defaultdict(list)
     for rank, value in enumerate(values):
         by_value[str(value)].append(rank)
-    if len(by_value) == 1:
+    if len(by_value) <= 1:
         return ""
     found = ", ".join(f"{value} on {_listed(ranks)}" for value, ranks in by_value.items())
     return f"{name} must be the same on all ranks; got {found}"

@@ -127,21 +127,20 @@ def linear_attention(
         _check_reduction(reduce_decay_grad, log_decay)
         facts, bounds = packed_facts(cu_seqlens)
         facts |= _attention_facts(q, k, v) | {
-            "scale": scale,
-            "return_state": return_state,
+            "scale": None if scale is None else float(scale),
             **decay_facts(log_decay=log_decay, log_decay_v=log_decay_v),
             **_gradient_facts(reduce_decay_grad, log_decay),
         }
         differentiates = may_differentiate(q, k, v, log_decay, log_decay_v, initial_state)
-        return Call(facts, q.shape[1], differentiates, int(initial_state is not None), bounds)
+        return Call(facts, q.shape[1], differentiates, int(initial_state is not None), bounds, return_state)
 
-    agreement = Agreement("linear_attention", ranks, q.device, described)
+    agreement = Agreement("linear_attention", ranks, q, described)
     if reduce_decay_grad and log_decay is not None:
         log_decay = with_summed_gradient(log_decay, ranks, "log_decay")
     place = agreement.place
     local = None if cu_seqlens is None else place.cu_seqlens(cu_seqlens)
     shard = AttentionShard(q, k, v, log_decay, log_decay_v, scale, local, schedule, backend, place)
-    output, state = walk(shard, agreement, in_state_dtype(initial_state, q), return_state)
+    output, state = walk(shard, agreement, in_state_dtype(initial_state, q))
     return output if state is None else (output, state)
 
 
@@ -222,21 +221,20 @@ def delta_rule(
         facts |= _attention_facts(q, k, v) | {
             "the dtype of beta": str(beta.dtype),
             "normalize_qk": normalize_qk,
-            "scale": scale,
-            "return_state": return_state,
+            "scale": None if scale is None else float(scale),
             **decay_facts(log_decay=log_decay),
             **_gradient_facts(reduce_decay_grad, log_decay),
         }
         differentiates = may_differentiate(q, k, v, beta, log_decay, initial_state)
-        return Call(facts, q.shape[1], differentiates, int(initial_state is not None), bounds)
+        return Call(facts, q.shape[1], differentiates, int(initial_state is not None), bounds, return_state)
 
-    agreement = Agreement("delta_rule", ranks, q.device, described)
+    agreement = Agreement("delta_rule", ranks, q, described)
     if reduce_decay_grad and log_decay is not None:
         log_decay = with_summed_gradient(log_decay, ranks, "log_decay")
     place = agreement.place
     local = None if cu_seqlens is None else place.cu_seqlens(cu_seqlens)
     shard = DeltaRuleShard(q, k, v, beta, log_decay, normalize_qk, scale, local, schedule, backend, place)
-    output, state = walk(shard, agreement, in_state_dtype(initial_state, q), return_state)
+    output, state = walk(shard, agreement, in_state_dtype(initial_state, q))
     return output if state is None else (output, state)
 
 
@@ -304,18 +302,17 @@ def causal_conv1d(
             "C": x.shape[2],
             "K": weight.shape[1],
             "the activation": activation,
-            "return_state": return_state,
             "torch.is_grad_enabled()": torch.is_grad_enabled(),
         }
         initial = 0 if initial_state is None else 1 + initial_state.shape[2]
-        return Call(facts, x.shape[1], may_differentiate(x, weight, bias, initial_state), initial, bounds)
+        return Call(facts, x.shape[1], may_differentiate(x, weight, bias, initial_state), initial, bounds, return_state)
 
-    agreement = Agreement("causal_conv1d", ranks, x.device, described)
+    agreement = Agreement("causal_conv1d", ranks, x, described)
     place, width = agreement.place, agreement.initial - 1 if agreement.initial else weight.shape[1] - 1
     local = None if cu_seqlens is None else place.cu_seqlens(cu_seqlens)
     shard = ConvolutionShard(x, weight, bias, activation, local, backend, width, place)
     initial = initial_state if initial_state is None else initial_state.to(x.dtype)
-    output, state = walk(shard, agreement, initial, return_state)
+    output, state = walk(shard, agreement, initial)
     return output if state is None else (output, state)
 
 

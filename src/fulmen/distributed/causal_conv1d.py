@@ -57,12 +57,12 @@ class ConvolutionShard:
             backend=self.backend,
         )
 
-    def backward(self, entering: Tensor | None) -> tuple[EnteringGradient, tuple[Tensor | None, ...]]:
+    def backward(self) -> tuple[EnteringGradient, tuple[Tensor | None, ...]]:
         """Only the first tokens see the state that enters; what an activation lets through of it depends on it."""
         first = self.x[:, : min(self.place.head, self.weight.shape[1] - 1)]
         backend = choose(self.backend, self.x.device, self.x.dtype)
         gradient = partial(_entering_gradient, self.activation, backend, self.place.head)
-        return gradient, (first, self.weight, self.bias, entering)
+        return gradient, (first, self.weight, self.bias)
 
 
 def _entering_gradient(
@@ -71,10 +71,10 @@ def _entering_gradient(
     head: int,
     grad_output: Tensor | None,
     grad_state: Tensor | None,
+    entering: Tensor,
     first: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    entering: Tensor,
 ) -> Tensor:
     gradient = torch.zeros_like(entering) if grad_state is None else Shift(head).adjoint(grad_state)
     if grad_output is None:

@@ -51,7 +51,7 @@ class DeltaRuleShard:
     def run(self, initial: Tensor | None) -> tuple[Tensor, Tensor]:
         return self._run(slice(None), self.v, initial, self.cu_seqlens)
 
-    def backward(self, entering: Tensor | None) -> tuple[EnteringGradient, tuple[Tensor | None, ...]]:
+    def backward(self) -> tuple[EnteringGradient, tuple[Tensor | None, ...]]:
         return _entering_gradient, self._crossing if self.place.head else (None, None)
 
     @cached_property
@@ -87,7 +87,9 @@ class DeltaRuleShard:
         return self.q.new_empty(shape, dtype=state_dtype(self.q.dtype))
 
 
-def _entering_gradient(grad_output: Tensor | None, grad_state: Tensor | None, reads: Tensor, matrix: Tensor) -> Tensor:
+def _entering_gradient(
+    grad_output: Tensor | None, grad_state: Tensor | None, entering: Tensor, reads: Tensor, matrix: Tensor
+) -> Tensor:
     gradient = None if grad_state is None else matrix.mT @ grad_state
     if grad_output is not None:
         read = torch.einsum("bnhd,bnhe->bhde", reads.to(matrix.dtype), grad_output.to(matrix.dtype))

@@ -5,8 +5,9 @@ The engine is torch.distributed, with whatever backend the group has; nothing he
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -44,11 +45,35 @@ class Ranks:
         if self.rank < 0:
             raise ValueError("group must hold this process; it is not one of the group's ranks")
 
-    def device_of_facts(self, device: torch.device) -> torch.device:
+    def device_of_facts(self, like: object) -> torch.device:
         """Where numbers are exchanged that Python reads: on the CPU where the group has a backend for it, so that
-        nobody waits for an accelerator; else on ``device``."""
-        on_cpu = "cpu:" in str(dist.get_backend_config(self.group))
-        return torch.device("cpu") if on_cpu else device
+        nobody waits for an accelerator; else where ``like`` is, if it is a tensor of a device that the group serves."""
+        backends = str(dist.get_backend_config(self.group))  # "cpu:gloo,cuda:nccl"
+        if "cpu:" in backends:
+            return torch.device("cpu")
+        served = torch.device(backends.split(":")[0])
+        return like.device if isinstance(like, Tensor) and like.device.type == served.type else served
+
+
+class Exchange(NamedTuple):
+    """One meeting of the ranks: what they exchanged, and the bytes that each of them gave. Of a gathering, every rank
+    receives those of all others."""
+
+    what: str
+    bytes: int
+
+
+_records: list[list[Exchange]] = []
+
+
+@contextmanager
+def recorded() -> Iterator[list[Exchange]]:
+    """The exchanges that this process begins while it lasts, in their order."""
+    _records.append([])
+    try:
+        yield _records[-1]
+    finally:
+        _records.pop()
 
 
 class Gathering:
@@ -62,6 +87,7 @@ class Gathering:
         if ranks.world == 1:
             self._all[0] = self._sent
         elif x.numel():
+            _record(what, x)
             self._work = guarded(
                 what,
                 ranks,
@@ -78,8 +104,14 @@ class Gathering:
 def summed(x: Tensor, ranks: Ranks, what: str) -> Tensor:
     """The sum over the ranks, on each of them; ``x`` is overwritten."""
     if ranks.world > 1 and x.numel():
+        _record(what, x)
         guarded(what, ranks, lambda: dist.all_reduce(x, group=ranks.group))
     return x
+
+
+def _record(what: str, x: Tensor) -> None:
+    for record in _records:
+        record.append(Exchange(what, x.nbytes))
 
 
 def guarded(what: str, ranks: Ranks, communicate: Callable[[], Result]) -> Result:

@@ -115,12 +115,18 @@ class Summary(NamedTuple):
 
 def entering_state(summaries: Sequence[Summary], places: Sequence[Place], rank: int) -> Tensor:
     """The state that enters the shard of ``rank`` from those before it; ``rank`` = world: the final one. What entered
-    before a sequence began is never looked at."""
+    before a sequence began is never looked at. A copy: a view would keep all that was gathered."""
     first = max(i for i in range(rank) if i == 0 or not places[i].through)
-    state = summaries[first].state
+    state = summaries[first].state.clone()
     for summary in summaries[first + 1 : rank]:
         state = summary.transition(state) + summary.state
     return state
+
+
+def end_of_reach(places: Sequence[Place], rank: int) -> int:
+    """The first rank after ``rank`` that no state passes through: what leaves ``rank`` gets no further. World if there
+    is none."""
+    return next((i for i in range(rank + 1, len(places)) if not places[i].through), len(places))
 
 
 def leaving_gradient(
@@ -131,9 +137,9 @@ def leaving_gradient(
     final: Tensor | None = None,
 ) -> Tensor:
     """The gradient of the state that leaves the shard of ``rank``. ``gradients`` are those of the states that enter the
-    shards ``[world, ...]``, from their own outputs; ``final`` is that of the final state; transitions are by rank."""
-    world = len(places)
-    last = next((i for i in range(rank + 1, world) if not places[i].through), world)
+    shards ``[world, ...]``, from their own outputs; ``final`` is that of the final state; transitions are those of the
+    ranks up to :func:`end_of_reach`."""
+    world, last = len(places), end_of_reach(places, rank)
     gradient = torch.zeros_like(gradients[rank]) if final is None or last < world else final
     if last < world and places[last].enters:
         gradient = gradients[last]

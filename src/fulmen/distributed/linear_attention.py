@@ -80,7 +80,7 @@ class AttentionShard:
             backend=self.backend,
         )
 
-    def backward(self, entering: Tensor | None) -> tuple[EnteringGradient, tuple[Tensor | None, ...]]:
+    def backward(self) -> tuple[EnteringGradient, tuple[Tensor | None, ...]]:
         head = slice(None, self.place.head)
         options = factor(self.scale, self.q), self.schedule, choose(self.backend, self.q.device, self.q.dtype)
         kept = (
@@ -105,6 +105,7 @@ def _entering_gradient(
     options: tuple[float, str, str],
     grad_output: Tensor | None,
     grad_state: Tensor | None,
+    entering: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -113,10 +114,8 @@ def _entering_gradient(
 ) -> Tensor:
     """The operator's own backward, of the state that enters alone: it walks the states and nothing else."""
     scale, schedule, backend = options
-    heads = max(x.shape[2] for x in (q, k, v))
-    state = q.new_zeros(q.shape[0], heads, q.shape[3], v.shape[3], dtype=state_dtype(q.dtype))
     wanted = [False] * 5 + [True]
     gradients = torch.ops.fulmen.linear_attention_backward(
-        grad_output, grad_state, q, k, v, log_decay, log_decay_v, scale, state, None, schedule, wanted, backend
+        grad_output, grad_state, q, k, v, log_decay, log_decay_v, scale, entering, None, schedule, wanted, backend
     )
     return gradients[5]

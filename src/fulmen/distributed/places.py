@@ -23,7 +23,8 @@ class Place(NamedTuple):
         tokens: how many it has.
         enters: whether its first sequence began on an earlier rank.
         head: the tokens of that sequence here; 0 if none enters.
-        tail: the first token of its last sequence, which may go on on a later rank.
+        tail: the first token of its last sequence, if that leaves; else ``tokens``.
+        leaves: whether anybody needs the state after its last sequence, which goes on on a later rank, or is requested.
         bounds: where its sequences begin, and ``tokens``: its own ``cu_seqlens``; None if nothing is packed.
         begun: which of all sequences begin here, the first and past the last. Before them stands the one that enters;
             a shard that has neither has one of no tokens in its place.
@@ -34,6 +35,7 @@ class Place(NamedTuple):
     enters: bool
     head: int
     tail: int
+    leaves: bool
     bounds: tuple[int, ...] | None = None
     begun: tuple[int, int] = (0, 0)
     ended: tuple[tuple[int, int], ...] = ()
@@ -41,7 +43,7 @@ class Place(NamedTuple):
     @property
     def through(self) -> bool:
         """Whether a state that enters also leaves."""
-        return self.enters and self.tail == 0
+        return self.enters and self.leaves and self.tail == 0
 
     @property
     def carried(self) -> int:
@@ -53,9 +55,9 @@ class Place(NamedTuple):
         return torch.tensor(self.bounds, dtype=like.dtype, device=like.device)
 
 
-def whole_place(rank: int, tokens: int) -> Place:
+def whole_place(rank: int, tokens: int, leaves: bool = True) -> Place:
     """A shard of a sequence that is not packed (or of a batch of them)."""
-    return Place(tokens, enters=rank > 0, head=tokens if rank > 0 else 0, tail=0)
+    return Place(tokens, enters=rank > 0, head=tokens if rank > 0 else 0, tail=0 if leaves else tokens, leaves=leaves)
 
 
 def packed_places(lengths: Sequence[int], bounds: Sequence[int]) -> list[Place]:
@@ -79,6 +81,7 @@ def packed_places(lengths: Sequence[int], bounds: Sequence[int]) -> list[Place]:
         ended = [(i, i - first + carried) for i in range(first, last) if bounds[i + 1] <= stop]
         if enters and start < bounds[first] <= stop:
             ended.insert(0, (first - 1, 0))
-        head = local[1] if enters else 0
-        places.append(Place(tokens, enters, head, local[-2], tuple(local), (first, last), tuple(ended)))
+        head, leaves = local[1] if enters else 0, bounds[last] > stop
+        tail = local[-2] if leaves else tokens
+        places.append(Place(tokens, enters, head, tail, leaves, tuple(local), (first, last), tuple(ended)))
     return places

@@ -9,11 +9,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 
+from fulmen.distributed.agreement import Agreement, Call, may_differentiate
 from fulmen.distributed.exchange import Gathering, Ranks, summed
 from fulmen.distributed.places import Place, packed_places
-from fulmen.ops.chunks.sequences import packed_bounds
+from fulmen.ops.chunks.sequences import check_cu_seqlens, packed_bounds
+from fulmen.runtime.checks import check_flag, check_tensor
 
 
 def shard_lengths(tokens: int, world: int) -> list[int]:
@@ -43,7 +46,25 @@ def gather(x: Tensor, *, group: dist.ProcessGroup | DeviceMesh, dim: int = 1) ->
         x: this rank's shard. dim: its axis of tokens; the others are the same on all ranks.
         group: the ranks, in the order of their shards.
     """
-    return _Gather.apply(x, Ranks(group), dim % x.ndim)
+
+    def described() -> Call:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"x must be a torch.Tensor; got {type(x).__name__}")
+        if not -x.ndim <= dim < x.ndim:
+            raise ValueError(f"dim must be one of the {x.ndim} dimensions of x; got {dim}")
+        facts = {
+            "the dtype of x": str(x.dtype),
+            "the number of dimensions of x": x.ndim,
+            "dim": dim % x.ndim,
+            "the other sizes of x": [size for i, size in enumerate(x.shape) if i != dim % x.ndim],
+            "torch.is_grad_enabled()": torch.is_grad_enabled(),
+        }
+        return Call(facts, x.shape[dim], may_differentiate(x))
+
+    agreement = Agreement("gather", Ranks(group), x, described)
+    if agreement.differentiates and not x.requires_grad:  # the backward's sum is of all ranks
+        x = x.detach().requires_grad_()
+    return _Gather.apply(x, agreement, dim % x.ndim)
 
 
 def shard_cu_seqlens(
@@ -57,23 +78,34 @@ def shard_cu_seqlens(
 
 
 def gather_cu_seqlens(cu_seqlens: Tensor, enters: bool, *, group: dist.ProcessGroup | DeviceMesh) -> Tensor:
-    """The global ``cu_seqlens`` of the ranks' own ones.
+    """The global ``cu_seqlens`` of the ranks' own ones. Ranks before the first token hold no sequence, as in
+    :func:`shard_cu_seqlens`.
 
     Args:
         cu_seqlens: this rank's.
         enters: whether its first sequence began on an earlier rank.
     """
     ranks = Ranks(group)
-    device = ranks.device_of_facts(cu_seqlens.device)
-    counts = torch.tensor([len(cu_seqlens), enters], device=device)
-    sizes: list[list[int]] = Gathering(counts, ranks, "the counts of cu_seqlens").wait().tolist()
-    padded = torch.zeros(max(count for count, _ in sizes), dtype=torch.int64, device=device)
-    padded[: len(cu_seqlens)] = cu_seqlens
+
+    def described() -> Call:
+        check_tensor("cu_seqlens", cu_seqlens, cu_seqlens)
+        check_cu_seqlens(cu_seqlens, cu_seqlens[None])
+        packed_bounds(cu_seqlens, int(cu_seqlens[-1]))
+        check_flag("enters", enters)
+        return Call({"the dtype of cu_seqlens": str(cu_seqlens.dtype)}, len(cu_seqlens), differentiates=False)
+
+    counts = Agreement("gather_cu_seqlens", ranks, cu_seqlens, described).lengths
+    padded = torch.zeros(1 + max(counts), dtype=torch.int64, device=ranks.device_of_facts(cu_seqlens))
+    padded[0], padded[1 : 1 + len(cu_seqlens)] = int(enters), cu_seqlens
     rows: list[list[int]] = Gathering(padded, ranks, "cu_seqlens").wait().tolist()
     lengths: list[int] = []
-    for row, (count, continues) in zip(rows, sizes, strict=True):
-        here = [stop - start for start, stop in pairwise(row[:count])]
-        if continues and lengths:
+    for rank, ((continues, *bounds), count) in enumerate(zip(rows, counts, strict=True)):
+        here = [stop - start for start, stop in pairwise(bounds[:count])]
+        if not any([*lengths, *here]) and rank < ranks.world - 1:
+            continue
+        if continues and not lengths:
+            raise ValueError(f"enters must be False on rank {rank}: no sequence begins before it")
+        if continues:
             lengths[-1] += here.pop(0)
         lengths += here
     return torch.tensor([0, *accumulate(lengths)], dtype=cu_seqlens.dtype, device=cu_seqlens.device)
@@ -89,9 +121,8 @@ def _checked(lengths: Sequence[int] | None, tokens: int, ranks: Ranks) -> Sequen
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: Ranks, dim: int) -> Tensor:
-        own = torch.tensor([x.shape[dim]], device=ranks.device_of_facts(x.device))
-        lengths = [row[0] for row in Gathering(own, ranks, "the lengths of shards").wait().tolist()]
+    def forward(ctx: Any, x: Tensor, agreement: Agreement, dim: int) -> Tensor:
+        ranks, lengths = agreement.ranks, agreement.lengths
         ctx.ranks, ctx.dim, ctx.lengths = ranks, dim, lengths
         padded = x.new_zeros(*x.shape[:dim], max(lengths), *x.shape[dim + 1 :])
         padded.narrow(dim, 0, x.shape[dim]).copy_(x)
@@ -99,6 +130,7 @@ class _Gather(torch.autograd.Function):
         return torch.cat([part.narrow(dim, 0, length) for part, length in zip(sent, lengths, strict=True)], dim)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         whole = summed(gradient.contiguous().clone(), ctx.ranks, "the gradients of shards")
         start = sum(ctx.lengths[: ctx.ranks.rank])

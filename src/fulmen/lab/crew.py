@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import multiprocessing
+import signal
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -29,6 +30,7 @@ class Crew:
         # The server imports torch once; its children are forked before any thread is begun.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["fulmen.distributed"])
+        self._timeout = timeout
         self._folder = tempfile.TemporaryDirectory()
         meeting = str(Path(self._folder.name) / "meeting")
         self._ends: list[Connection] = []
@@ -44,7 +46,7 @@ class Crew:
     def run(self, world: int, function: Callable[..., Any], *args: Any) -> list[Any]:
         for end in self._ends[:world]:
             end.send((world, function, args))
-        return [_received(end) for end in self._ends[:world]]
+        return [_received(end, self._timeout + 30) for end in self._ends[:world]]
 
     def close(self) -> None:
         for end in self._ends:
@@ -67,9 +69,9 @@ class Raised(Exception):  # noqa: N818  (it is handed over as a result)
         return f"{self.kind}: {self.message}\n{self.args[2]}"
 
 
-def _received(end: Connection) -> Any:
+def _received(end: Connection, timeout: float) -> Any:
     try:
-        if not end.poll(TIMEOUT + 30):
+        if not end.poll(timeout):
             return Raised("TimeoutError", "the rank does not answer", "")
         return torch.load(io.BytesIO(end.recv_bytes()), weights_only=False)
     except EOFError:
@@ -77,11 +79,11 @@ def _received(end: Connection) -> Any:
 
 
 def _serve(rank: int, size: int, meeting: str, timeout: float, end: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes; who began these ends them
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=size, timeout=timedelta(seconds=timeout)
-    )
-    groups = {world: dist.new_group(list(range(world))) for world in range(1, size + 1)}
+    limit = timedelta(seconds=timeout)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size, timeout=limit)
+    groups = {world: dist.new_group(list(range(world)), timeout=limit) for world in range(1, size + 1)}
     while True:
         try:
             world, function, args = end.recv()

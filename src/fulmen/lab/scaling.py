@@ -29,9 +29,13 @@ class Layer(NamedTuple):
     decay: int = 1
     itemsize: int = 2
 
-    def sent(self, world: int) -> int:
-        """Bytes that a rank receives in the forward's exchange, whatever the length; the backward's has no decay."""
+    def forward(self, world: int) -> int:
+        """Bytes that a rank receives in our forward, whatever the length: of each other rank, a state and a decay."""
         return 4 * self.batch * self.heads * (self.key_size * self.value_size + self.decay) * (world - 1)
+
+    def backward(self, world: int) -> int:
+        """Bytes that a rank receives in our backward: of each other rank, the gradient of a state."""
+        return 4 * self.batch * self.heads * self.key_size * self.value_size * (world - 1)
 
     def ring(self, tokens: int, world: int) -> int:
         """Bytes that a rank receives in ring attention's forward: keys and values of all others."""
@@ -58,8 +62,8 @@ class Machine:
         work = self._linear(layer, tokens, layer.heads) / world
         if world == 1:
             return work
-        exchange = (world - 1) * self.latency + layer.sent(world) / self.link
-        return work * (1 + self.summary) + exchange + 2 * layer.sent(world) / self.memory
+        exchange = (world - 1) * self.latency + layer.forward(world) / self.link
+        return work * (1 + self.summary) + exchange + 2 * layer.forward(world) / self.memory
 
     def ring(self, layer: Layer, tokens: int, world: int) -> float:
         work = 2 * layer.batch * layer.heads * tokens**2 * (layer.key_size + layer.value_size) / 2 / world / self.flops
@@ -88,7 +92,7 @@ def simulated(layer: Layer, machine: Machine) -> list[dict[str, Any]]:
             "ours": machine.ours(layer, tokens, world),
             "all-to-all": machine.all_to_all(layer, tokens, world),
             "ring": machine.ring(layer, tokens, world),
-            "ours bytes": layer.sent(world),
+            "ours bytes": layer.forward(world),
             "all-to-all bytes": layer.all_to_all(tokens, world) if world <= layer.heads else None,
             "ring bytes": layer.ring(tokens, world),
         }

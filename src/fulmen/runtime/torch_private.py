@@ -26,6 +26,12 @@ def forward_mode() -> bool:
 any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
+def at_the_end_of_backward(callback: Callable[[], Any]) -> None:
+    """Within a backward: call this when all of it has run, as DDP and FSDP wait for their reductions. There is no
+    public way."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
 # ---- calls without the dispatcher ------------------------------------------------------------------------------------
 
 _PLAIN_TYPES = (Tensor, torch.nn.Parameter)  # no subclass, which may want to see the call
