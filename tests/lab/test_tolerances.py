@@ -1,5 +1,6 @@
 """The bounds for bfloat16: GPU-style arithmetic keeps to them, and one mistake more does not."""
 
+from functools import partial
 from unittest.mock import patch
 
 import pytest
@@ -76,3 +77,26 @@ def test_a_decay_gradient_of_16_bits_is_not():
     results = {"output": cases.yardstick(LARGE)["output"], "dlog_decay": wrong}
     found = deviations(results, {name: exact(LARGE)[name] for name in results}, "", lambda: cases.yardstick(LARGE))
     assert [x.split(" by")[0] for x in found] == ["dlog_decay: off"]
+
+
+@pytest.mark.parametrize("decays", ["head", "token", "channel"])
+def test_a_decay_gradient_of_one_head_is_not(decays):
+    """Wrong by a thousandth in a small head of one sample, which the norm of all does not show."""
+    case = LARGE.of(decays=decays)
+    expected = {"dlog_decay": exact(case)["dlog_decay"].clone()}
+    axis = expected["dlog_decay"].ndim - 2 if decays == "channel" else -1
+    expected["dlog_decay"].select(axis, 0).mul_(1 if decays == "head" else 1000)
+    results = {"dlog_decay": expected["dlog_decay"].float()}
+    check = partial(deviations, expected=expected, backend="native", inputs=torch.bfloat16)
+    assert check(results) == []
+    results["dlog_decay"].select(axis, 1).mul_(1.001)
+    assert [x.split(" by")[0] for x in check(results)] == ["dlog_decay: off"]
+
+
+def test_results_in_float32_of_bfloat16_inputs():
+    """All of them float32, as the states of ``chunk_states`` without gradients."""
+    states = {"states": exact(LARGE)["state"][:, :, None]}
+    rounded = {"states": (states["states"] * (1 + 1e-3)).float()}
+    check = partial(deviations, rounded, states, "", lambda: rounded)
+    assert check(inputs=torch.bfloat16) == []
+    assert check(inputs=torch.float32) != []

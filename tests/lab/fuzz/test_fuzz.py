@@ -1,6 +1,7 @@
 """`fulmen fuzz`: a bounded part of it, and that it finds what is wrong."""
 
 import json
+from collections import Counter
 from random import Random
 
 import pytest
@@ -8,11 +9,12 @@ import torch
 
 import fulmen.lab.cli
 from fulmen.lab.fuzz import Problem, Setting, wrong
-from fulmen.lab.fuzz.draw import ALL, CASES, draw_problem, possible
+from fulmen.lab.fuzz.draw import ALL, CASES, draw_problem, number, possible
 from fulmen.lab.fuzz.operators import SUBJECTS
-from fulmen.lab.fuzz.problem import snippet
+from fulmen.lab.fuzz.problem import changed, snippet
+from fulmen.lab.fuzz.run import Plan, Record
 from fulmen.lab.fuzz.shrink import shrink
-from fulmen.lab.fuzz.trial import tensors
+from fulmen.lab.fuzz.trial import exact, judged, tensors, terms
 from fulmen.lab.fuzz.views import LAYOUTS, viewed, written_around
 from fulmen.lab.operators.linear_attention.cases import Case
 from fulmen.ops.linear_attention import torch_chunked
@@ -25,9 +27,9 @@ def fuzz(*options):
 
 @pytest.mark.either
 def test_a_bounded_part(tmp_path, capsys):
-    record = tmp_path / "record.jsonl"
+    record = tmp_path / "record.json"
     assert fuzz("--seconds", 5 if interpreted() else 8, "--seed", 22, "--resume", record) == 0, capsys.readouterr().out
-    assert json.loads(record.read_text().splitlines()[-1])["problems"] > 0
+    assert json.loads(record.read_text())["problems"] > 0
 
 
 @pytest.fixture
@@ -45,11 +47,11 @@ def off_by_a_little(monkeypatch):
 
 @pytest.mark.not_interpreted
 def test_what_is_wrong_is_found_and_made_small(off_by_a_little, tmp_path, capsys):
-    record = tmp_path / "record.jsonl"
+    record = tmp_path / "record.json"
     only = ("--operator", "linear_attention", "--backend", "torch", "--seed", 1)
     assert fuzz("--seconds", 4, *only, "--resume", record) == 1
     printed = capsys.readouterr().out
-    findings = [x for x in map(json.loads, record.read_text().splitlines()) if "finding" in x]
+    findings = json.loads(record.read_text())["findings"]
     assert findings[0]["snippet"] in printed
     assert "length=5, heads=(1, 1, 1), key_size=1, value_size=1" in findings[0]["snippet"]
     exec(findings[0]["snippet"], {})
@@ -58,21 +60,50 @@ def test_what_is_wrong_is_found_and_made_small(off_by_a_little, tmp_path, capsys
 
 @pytest.mark.not_interpreted
 def test_a_run_is_gone_on_with(tmp_path, capsys):
-    record = tmp_path / "record.jsonl"
+    record = tmp_path / "record.json"
     only = ("--operator", "causal_conv1d", "--backend", "torch", "--seconds", 0.3, "--resume", record)
     assert fuzz(*only) == 0
-    before = json.loads(record.read_text().splitlines()[-1])
+    before = json.loads(record.read_text())
     assert fuzz(*only) == 0
-    after = json.loads(record.read_text().splitlines()[-1])
+    after = json.loads(record.read_text())
     assert after["problems"] > before["problems"]
     assert after["cases"]["causal_conv1d torch"] > before["cases"]["causal_conv1d torch"]
     written = record.read_text()
     assert fuzz(*only, "--seed", 9) == 1
     assert "is the record of another run" in capsys.readouterr().err
     assert record.read_text() == written
-    record.write_text("no JSON")
-    assert fuzz(*only) == 1
-    assert "is not a record of `fulmen fuzz`" in capsys.readouterr().err
+    for damaged in ("no JSON", "[]", "{}"):
+        record.write_text(damaged)
+        assert fuzz(*only) == 1
+        assert "is not a record of `fulmen fuzz`" in capsys.readouterr().err
+
+
+@pytest.mark.not_interpreted
+def test_what_failed_is_tried_again(tmp_path, capsys, monkeypatch):
+    """And no longer counts if it is right; nor does it count twice if the run ended before it was saved."""
+    record = tmp_path / "record.json"
+    only = ("--operator", "linear_attention", "--backend", "torch", "--seed", 1, "--resume", record)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch_chunked, "forward", lambda p, output, state: output.fill_(1.0))
+        assert fuzz("--seconds", 0.5, *only) == 1
+    before = json.loads(record.read_text())
+    assert before["findings"]
+    assert fuzz("--seconds", 3, *only) == 0, capsys.readouterr().out
+    after = json.loads(record.read_text())
+    assert after["findings"] == []
+    assert after["problems"] >= before["problems"]
+
+
+def test_a_record_is_replaced_as_a_whole(tmp_path):
+    """A run that is killed leaves the last one that was saved."""
+    file, plan = tmp_path / "record", Plan(0, ["delta_rule"], ["torch"])
+    record = Record(plan, file)
+    record.add(0, Counter(a=8), [])
+    record.save()
+    record.add(1, Counter(a=8), [{"index": 1, "wrong": [], "snippet": ""}])
+    again = Record(plan, file)
+    assert (again.problems, again.cases, again.findings) == (1, Counter(a=8), [])
+    assert list(tmp_path.iterdir()) == [file]
 
 
 @pytest.mark.parametrize(
@@ -96,6 +127,99 @@ def test_a_seed_gives_the_same_problems():
     assert first == second
     assert {problem.operator for problem in first} == set(SUBJECTS) == set(CASES)
     assert all(map(possible, first))
+
+
+def test_values_are_drawn_too():
+    drawn = [draw_problem(Random(f"7 {i}"), list(SUBJECTS), ALL) for i in range(300)]
+    assert len({problem.case.seed for problem in drawn}) > 200
+    assert any(problem.scales for problem in drawn)
+    assert any(problem.equal == "tokens" and problem.case.dtype == torch.bfloat16 for problem in drawn)
+    for operator in SUBJECTS:
+        one, other = (Problem(operator, CASES[operator](Random(0), ALL)) for _ in range(2))
+        other = changed(other, "case", changed(other.case, "seed", 1))
+        same = [torch.equal(x, tensors(other)[name]) for name, x in tensors(one).items() if x.is_floating_point()]
+        assert not all(same), operator
+
+
+def test_lengths_leave_a_rest_of_every_tile():
+    drawn = {number(Random(i), 35) for i in range(500)}
+    assert drawn >= {1, 2, 3, 17, 18, 19, 33, 34, 35}
+
+
+def off(x, size):
+    """By up to ``size`` of the largest number of all."""
+    sign = torch.where(torch.rand(x.shape, generator=torch.Generator().manual_seed(0)) < 0.5, -1.0, 1.0)
+    return x + size * x.abs().max() * sign
+
+
+def test_the_norm_of_a_bfloat16_result_is_not_forgiven():
+    """No error is above half a unit in the last place of the largest, but their norm is."""
+    case = Case(length=128, key_size=32, value_size=32, decays="head", dtype=torch.bfloat16)
+    problem = Problem("linear_attention", case)
+    found = {name: x.to(torch.bfloat16) for name, x in exact(problem).items() if name in ("output", "dq", "dk", "dv")}
+    assert judged(problem, found, "native") == []
+    found["dv"] = off(exact(problem)["dv"], 2**-9).to(torch.bfloat16)
+    assert [x.split(" off")[0] for x in judged(problem, found, "native")] == ["dv: norm"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_small_head_is_held_to_its_own_size(dtype):
+    problem = Problem("linear_attention", Case(decays="token", dtype=dtype), scales=(1.0, 2.0**-9))
+    found = {name: x.to(dtype) for name, x in exact(problem).items() if name in ("output", "dq")}
+    assert judged(problem, found, "native") == []
+    for name, x in found.items():
+        assert x[:, :, 1].abs().max() < 0.01 * x[:, :, 0].abs().max()
+        wrong_head = x.clone()
+        wrong_head[:, :, 1] = 0
+        assert [y.split(":")[0] for y in judged(problem, found | {name: wrong_head}, "native")][:1] == [name]
+
+
+def test_cancelling_terms_of_one_head_do_not_excuse_another():
+    """The gradient of a decay per head is a difference of sums, and held to theirs: each to its own."""
+    problem = Problem("linear_attention", Case(decays="head", values="zero"), scales=(1024.0, 1.0))
+    found = {name: x.float() for name, x in exact(problem).items()}
+    assert judged(problem, found, "native") == []
+    sums = terms(problem, 2)
+    assert sums[0] > 100 * sums[1]
+    large = found["dlog_decay"].abs().max()
+    found["dlog_decay"] = found["dlog_decay"] + torch.tensor([0.0, 1e-4 * large + 1e-6 * sums[1]])
+    assert judged(problem, found, "native")
+
+
+@pytest.mark.not_interpreted
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_written_to_is_found(layout, monkeypatch):
+    forward = torch_chunked.forward
+
+    def careless(p, output, state):
+        forward(p, output, state)
+        p.v[0, 0, 0, 0] += 1
+
+    monkeypatch.setattr(torch_chunked, "forward", careless)
+    problem, setting = Problem("linear_attention", Case()), Setting("torch", layout=layout, gradients="none")
+    assert "v was written to" in wrong(problem, setting)
+    monkeypatch.setattr(torch_chunked, "forward", forward)
+    assert wrong(problem, setting) == []
+
+
+@pytest.mark.not_interpreted
+def test_what_lies_around_is_watched_in_mixed_layouts(monkeypatch):
+    forward, problem = torch_chunked.forward, Problem("linear_attention", Case(length=61))
+    mixed, gaps = (viewed("q", tensors(problem)["q"], layout)[0] for layout in ("mixed", "gaps"))
+    assert mixed.stride() == gaps.stride()
+
+    def careless(p, output, state):
+        forward(p, output, state)
+        p.q.as_strided((1,), (1,), p.q.storage_offset() + 1).zero_()
+
+    monkeypatch.setattr(torch_chunked, "forward", careless)
+    assert wrong(problem, Setting("torch", layout="mixed", gradients="none")) == ["what lies around q was written to"]
+
+
+def test_a_snippet_of_triton_asks_for_the_interpreter():
+    problem = Problem("linear_attention", Case())
+    assert 'os.environ["TRITON_INTERPRET"] = "1"' in snippet(problem, Setting("triton"))
+    assert "TRITON" not in snippet(problem, Setting("torch"))
 
 
 @pytest.mark.parametrize("updated", [False, True])

@@ -21,7 +21,10 @@ def add_command(commands: Any) -> None:
     fuzz.add_argument("--operator", metavar="NAME", help="only this public function")
     fuzz.add_argument("--backend", metavar="NAME", help="only this backend")
     fuzz.add_argument(
-        "--resume", type=output_file, metavar="FILE", help="keep counts and findings in FILE, and go on from there"
+        "--resume",
+        type=output_file,
+        metavar="FILE",
+        help="keep counts and findings in FILE, and go on from there; what failed is tried again first",
     )
     fuzz.set_defaults(run=run_fuzz, parser=fuzz)
 
@@ -51,5 +54,5 @@ def run_fuzz(options: argparse.Namespace) -> int:
     done = fuzz(Plan(options.seed, chosen["operator"], chosen["backend"]), options.seconds, options.resume)
     for name, count in sorted(done.cases.items()):
         print(f"{count:>8} {name}")
-    print(f"{done.problems} problems, {done.cases.total()} cases, {done.findings} findings (seed {options.seed})")
+    print(f"{done.problems} problems, {done.cases.total()} cases, {len(done.findings)} findings (seed {options.seed})")
     return 1 if done.findings else 0

@@ -19,6 +19,7 @@ class Problem:
         equal: "" or the axis, "heads" or "tokens", along which inputs are equal, so that they can be expanded views.
         other_dtype: of states, β, and the weights of a convolution; None: as the case has them.
         without: "" or the result, "output" or "state", whose gradient is left out.
+        scales: of the heads of v and of states, in turn: heads of different magnitude.
     """
 
     operator: str
@@ -27,6 +28,7 @@ class Problem:
     equal: str = ""
     other_dtype: torch.dtype | None = None
     without: str = ""
+    scales: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,9 @@ class Setting:
 
 def snippet(problem: Problem, setting: Setting) -> str:
     """Python that computes it again and prints what is wrong."""
+    interpreter = ["import os", 'os.environ["TRITON_INTERPRET"] = "1"'] if setting.backend == "triton" else []
     lines = [
+        *interpreter,
         f"import {torch.__name__}",
         "from fulmen.lab.fuzz import Problem, Setting, wrong",
         f"from {type(problem.case).__module__} import Case",

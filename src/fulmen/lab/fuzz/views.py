@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from zlib import crc32
 
 import torch
@@ -18,13 +19,14 @@ def viewed(name: str, x: Tensor, layout: str, equal: str = "", updated: bool = F
     """``x`` as a view of another layout, and the memory that it is a view of. A state that is ``updated`` in place must
     be dense along D or E, and no two of its elements may lie in one place."""
     if layout == "mixed":
-        layout = LAYOUTS[crc32(name.encode()) % (len(LAYOUTS) - 1)]
+        layout = LAYOUTS[crc32(f"{name} {list(x.shape)}".encode()) % (len(LAYOUTS) - 1)]
     last = x.ndim - 1
     if layout == "expanded":
         axis = AXES.get(equal, 9)
         if updated or name[0] not in "qkv" or axis >= x.ndim:
             return copied(x)
-        return x.narrow(axis, 0, min(1, x.shape[axis])).clone().expand(x.shape), x.new_empty(0)
+        base = x.narrow(axis, 0, min(1, x.shape[axis])).clone()
+        return base.expand(x.shape), base
     if layout == "transposed" and x.ndim > 2:
         base = x.transpose(last - 1, last) if updated else x.transpose(1, 2)
         base = base.contiguous().clone()
@@ -40,13 +42,14 @@ def viewed(name: str, x: Tensor, layout: str, equal: str = "", updated: bool = F
         base = around(x, [2 * size if i < axes else size for i, size in enumerate(x.shape)])
         view = base[(slice(None, None, 2),) * axes]
     else:
-        return (x, x) if layout == "given" and not updated else copied(x)
+        return copied(x)
     view.copy_(x)
     return view, base
 
 
 def copied(x: Tensor) -> tuple[Tensor, Tensor]:
-    base = x.clone()
+    """With its strides."""
+    base = deepcopy(x)
     return base, base
 
 
@@ -59,7 +62,7 @@ def around(x: Tensor, shape: list[int]) -> Tensor:
 
 def written_around(view: Tensor, base: Tensor) -> bool:
     """Whether something beside ``view`` was written; ``view`` is lost."""
-    if not base.is_floating_point() or base.numel() == view.numel():
+    if not base.is_floating_point() or base.numel() <= view.numel():
         return False
     view.fill_(torch.nan)
     return not bool(base.isnan().all())

@@ -16,6 +16,7 @@ class Case(NamedTuple):
         width: K. state: W of the initial state; None: no initial state.
         dense: "channels" as ``[B, N, C]`` has them, "tokens" as a transposed ``[B, C, N]``, "neither".
         lengths: of packed sequences, whose sum is N; None: two samples.
+        seed: of all values.
     """
 
     length: int = 37
@@ -27,11 +28,12 @@ class Case(NamedTuple):
     dense: str = "channels"
     lengths: tuple[int, ...] | None = None
     dtype: torch.dtype = torch.float32
+    seed: int = 0
 
 
 def tensors(case: Case) -> dict[str, Tensor]:
     """The arguments, and the gradients of both results."""
-    generator = torch.Generator().manual_seed(case.length + 100 * case.width)
+    generator = torch.Generator().manual_seed(case.length + 100 * case.width + 1_000_000 * case.seed)
 
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, device="cpu").to(case.dtype)

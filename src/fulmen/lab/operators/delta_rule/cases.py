@@ -26,6 +26,7 @@ class Case(NamedTuple):
             call normalizes them.
         betas: "random" from 0 to 2 with exact zeros and twos; "near two"; "zero".
         packed: lengths of packed sequences, whose sum is N; None: ``batch`` samples.
+        seed: of all values.
     """
 
     batch: int = 2
@@ -42,6 +43,7 @@ class Case(NamedTuple):
     initial: bool = True
     packed: tuple[int, ...] | None = None
     dtype: torch.dtype = torch.float32
+    seed: int = 0
 
 
 def _keys(kind: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -61,7 +63,7 @@ def _betas(kind: str, shape: tuple[int, ...], generator: torch.Generator) -> Ten
 @lru_cache(maxsize=64)
 def tensors(case: Case) -> dict[str, Tensor]:
     """Every tensor of the call, and the gradients of both results, rounded to the case's dtypes."""
-    generator = torch.Generator().manual_seed(case.length + 1000 * case.key_size)
+    generator = torch.Generator().manual_seed(case.length + 1000 * case.key_size + 1_000_000 * case.seed)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")

@@ -23,6 +23,7 @@ class Case(NamedTuple):
     key_size: int = 20
     value_size: int = 9
     dtype: torch.dtype = torch.float32
+    seed: int = 0  # of all values
 
 
 def checks(target: Target) -> Iterator[Check]:
@@ -45,7 +46,7 @@ def cases(target: Target) -> Iterator[Case]:
 
 def tensors(case: Case) -> list[Tensor]:
     """q, k, v, the gate and the gradient of the output, made on the CPU, for two samples."""
-    generator = torch.Generator().manual_seed(case.queries)
+    generator = torch.Generator().manual_seed(case.queries + 1_000_000 * case.seed)
     n, m, d, e = case.queries, case.keys, case.key_size, case.value_size
     shapes = [(n, d), (m, d), (m, e), (n, e), (n, e)]
     return [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import fulmen
-from fulmen.lab.tolerances import deviations
+from fulmen.lab.tolerances import Results, deviations
 from fulmen.lab.verify.check import DTYPES, Check, Target, unusual
 from fulmen.lab.yardstick import rounded_products
 from fulmen.ops.tpa.validation import SPLITS
@@ -25,6 +25,7 @@ class Case(NamedTuple):
     lengths: tuple[int, int] | None = None  # None: all tokens of both samples
     size: float = 1.0  # of the scores, about
     dtype: torch.dtype = torch.float32
+    seed: int = 0  # of all values
 
 
 def checks(target: Target) -> Iterator[Check]:
@@ -49,7 +50,7 @@ def cases(target: Target) -> Iterator[Case]:
 
 def factors(case: Case) -> dict[str, Any]:
     """The arguments of a call, made on the CPU; what is after the end of a sample is NaN."""
-    generator = torch.Generator().manual_seed(case.tokens)
+    generator = torch.Generator().manual_seed(case.tokens + 1_000_000 * case.seed)
     rank, key_rank, value_rank = case.ranks
 
     def normal(*shape: int) -> Tensor:
@@ -79,11 +80,26 @@ def decode(target: Target, case: Case, split: str) -> list[str]:
     return deviations_of(run(target, given, split), expected, target.backend, given)
 
 
-def deviations_of(output: Tensor, expected: Tensor, backend: str, given: dict[str, Any]) -> list[str]:
-    """What is wrong with the output of a call. The heads of a sample are one for the bounds of bfloat16: a head's own
-    result is a single row, too short to judge the rounding of its factors."""
-    results, wanted = ({"output": x.flatten(2).unsqueeze(2)} for x in (output, expected))
-    return deviations(results, wanted, backend, lambda: {"output": yardstick(given).flatten(2).unsqueeze(2)})
+def deviations_of(
+    output: Tensor,
+    expected: Tensor,
+    backend: str,
+    given: dict[str, Any],
+    nearby: Callable[[], Sequence[Results]] = tuple,
+) -> list[str]:
+    """What is wrong with the output of a call. The heads of a sample are one for the bounds: a head's own result is a
+    single row, too short to judge the rounding of its factors."""
+
+    def of_one_head(x: Tensor) -> Results:
+        return {"output": x.flatten(2).unsqueeze(2)}
+
+    return deviations(
+        of_one_head(output),
+        of_one_head(expected),
+        backend,
+        yardstick=lambda: of_one_head(yardstick(given)),
+        nearby=lambda: [of_one_head(x["output"]) for x in nearby()],
+    )
 
 
 @rounded_products()
