@@ -23,8 +23,8 @@ PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")
 OURS = "fulmen::"
 STEPS = ("causal_conv1d_step", "linear_attention_step", "delta_rule_step")
 MIXERS: dict[str, Callable[[], Mixer]] = {
-    "GLA": partial(GatedLinearAttention, HIDDEN, 4),
-    "GDN": partial(GatedDeltaNet, HIDDEN, 4),
+    "GLA": lambda: GatedLinearAttention(HIDDEN, 4),
+    "GDN": lambda: GatedDeltaNet(HIDDEN, 4),
 }
 
 
@@ -98,14 +98,16 @@ def training() -> list[Figure]:
         found = shares(training_step(name))
         outside = 100 * (1 - found["products"] - found["operators"])
         what = f"training step of {LAYERS} {name} layers, C{HIDDEN} n{LENGTH}, outside of products and operators"
-        figures.append(Figure(what, outside, 45, 30, "%", True))
+        note = ", ".join(f"{part} {100 * share:.1f}%" for part, share in found.items() if share > 0.01)
+        figures.append(Figure(what, outside, 45, 30, "%", True, note))
     return figures
 
 
+@torch.no_grad()
 def decode_step(name: str) -> dict[str, Call]:
     """A decode step of one sequence, and its linear layers and operators alone, on what they had in one."""
     made, token = model(name).eval(), torch.randn(1, 1, HIDDEN)
-    caches, calls = [LayerCache() for _ in range(LAYERS)], list[Call]()
+    caches, calls = [LayerCache() for _ in range(LAYERS)], list[partial[Tensor]]()
 
     def recorded(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def record(*args: Any, **options: Any) -> Tensor:
@@ -119,12 +121,15 @@ def decode_step(name: str) -> dict[str, Call]:
 
     made(torch.randn(1, 16, HIDDEN), caches)
     hooks = [m.register_forward_pre_hook(linear) for m in made.modules() if isinstance(m, nn.Linear)]
-    replaced: dict[str, Any] = {step: recorded(getattr(fulmen, step)) for step in STEPS}
+    operators = {step: getattr(fulmen, step) for step in STEPS}
+    replaced: dict[str, Any] = {step: recorded(operator) for step, operator in operators.items()}
     with patch.multiple(fulmen, **replaced):
         made(token, caches)
     for hook in hooks:
         hook.remove()
-    return {"step": lambda: made(token, caches), "parts": lambda: [call() for call in calls]}
+    assert sum(call.func in operators.values() for call in calls) >= LAYERS, "not every layer has made a step"
+    timed: dict[str, Call] = {"step": lambda: made(token, caches), "parts": lambda: [call() for call in calls]}
+    return {what: torch.no_grad()(call) for what, call in timed.items()}
 
 
 def decoding() -> list[Figure]:

@@ -87,6 +87,7 @@ def _add_limits(commands: Any) -> None:
         help="measure: the CPU core against what the machine can do",
         description="Every figure beside what it must reach; some minutes.",
     )
+    limits.add_argument("names", nargs="*", metavar="NAME", help="operators, or layers: theirs alone; default: all")
     limits.add_argument("--json", type=output_file, metavar="FILE", help="also write the figures to FILE")
     _add_progress(limits)
     limits.set_defaults(run=run_limits)
@@ -159,7 +160,7 @@ def _check_suites(asked: argparse.Namespace) -> None:
 def run_limits(asked: argparse.Namespace) -> None:
     from fulmen.lab.bench import limits
 
-    limits.run(asked.json, asked.progress)
+    limits.run(asked.names, asked.json, asked.progress)
 
 
 def run_list(asked: argparse.Namespace) -> None:

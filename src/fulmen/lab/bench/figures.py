@@ -14,7 +14,7 @@ Call = Callable[[], object]
 
 
 class Figure(NamedTuple):
-    """One result, with what it must reach and what we aim for."""
+    """One result, with what it must reach and what we aim for; ``note`` says what it is made of."""
 
     what: str
     value: float
@@ -22,6 +22,7 @@ class Figure(NamedTuple):
     aim: float
     unit: str
     less_is_better: bool = False
+    note: str = ""
 
     @property
     def verdict(self) -> str:

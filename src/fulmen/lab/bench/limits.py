@@ -22,13 +22,17 @@ from fulmen.runtime.operators import operators
 SWEEP_BYTES = (256 << 10, 4 << 20, 256 << 20)  # within L2, within L3, from memory
 
 
-def run(json_path: Path | None, progress: str = "auto") -> None:
+def run(names: list[str], json_path: Path | None, progress: str = "auto") -> None:
+    """The figures of these operators, or of "layers"; without names, of all."""
     if core.core is None:
         raise RuntimeError(core.why_unavailable)
+    measured = {operator.name: operator.limits for operator in operators() if operator.limits}
+    measured["layers"] = layers.__name__
+    if unknown := set(names) - set(measured):
+        raise ValueError(f"no figures of {', '.join(sorted(unknown))}; there are {', '.join(measured)}")
     facts = environment()
     print(describe(facts))
-    parts = [part for operator in operators() if operator.limits for part in import_module(operator.limits).LIMITS]
-    parts += layers.LIMITS
+    parts = [part for name in names or measured for part in import_module(measured[name]).LIMITS]
     figures: list[Figure] = []
     with Steps(1 + len(parts), progress) as steps, torch.no_grad():
         steps.begin("the machine")
@@ -44,6 +48,8 @@ def run(json_path: Path | None, progress: str = "auto") -> None:
     for figure in figures:
         numbers = f"{figure.value:>10.2f}{figure.must:>8g}{figure.aim:>8g}"
         print(f"  {figure.what:<58}{numbers}  {figure.unit:<4} {figure.verdict}")
+        if figure.note:
+            print(f"    {figure.note}")
     if json_path is not None:
         rows = [figure._asdict() | {"verdict": figure.verdict} for figure in figures]
         write_json(json_path, {"environment": facts, "machine": machine, "figures": rows})
