@@ -1,19 +1,21 @@
 """Every native operator on tensors whose neighbours in memory no process may touch; run by test_guard_pages.py.
 
 A read or a write beside a tensor's own rows ends the process. What runs is printed first, so that the last line says
-where. The argument "touch" has the process do just that.
+where. The argument "short" is for a selection, and "touch" has the process do just that.
 """
 
 import ctypes
 import mmap
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from itertools import islice
 from math import prod
+from unittest.mock import patch
 
 import torch
 
 from fulmen.lab.fuzz.operators import SUBJECTS
-from fulmen.lab.fuzz.problem import Problem, Setting
+from fulmen.lab.fuzz.problem import Problem, Setting, written
 from fulmen.lab.fuzz.trial import in_double, results, tensors
 from fulmen.lab.operators.causal_conv1d.cases import Case as Convolution
 from fulmen.lab.operators.delta_rule.cases import Case as Delta
@@ -21,14 +23,18 @@ from fulmen.lab.operators.linear_attention.cases import Case as Attention
 from fulmen.lab.operators.output_gate.checks import Case as Gate
 from fulmen.lab.operators.tpa.checks import Case as Decode
 from fulmen.lab.tolerances import deviations
+from fulmen.ops.chunks.validation import SCHEDULES
+from fulmen.ops.tpa.validation import SPLITS
 from fulmen.runtime import core
 
-NATIVE = Setting("native")
 PAGE = mmap.PAGESIZE
+empty_strided = torch.empty_strided
 LIBC = ctypes.CDLL(None, use_errno=True)
 # A tensor in one piece, or each of its rows on a page of its own, right before or right after what is forbidden. Of
 # "columns" the rows are those of the last two axes swapped.
 PLACES = ("before", "after", "rows before", "rows after", "columns after")
+# The sums over tokens of a convolution: what the core writes is float32, and becomes another tensor.
+CONVERTED = {"dweight", "dbias"}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # A rest of every tile, and less than a vector.
 SIZES = ((35, 21, 33), (2, 3, 1))
@@ -60,69 +66,118 @@ def room(shape, dtype, place):
 
 
 def guarded(x, place):
-    if not x.is_floating_point() or x.ndim == 0 or x.numel() == 0:
+    if x.ndim == 0 or x.numel() == 0:
         return x
     return room(tuple(x.shape), x.dtype, place).copy_(x)
 
 
-@contextmanager
-def guarded_results(place):
-    """What the ops allocate for results, each in one piece, and the core's workspace, too."""
-    place = place.split()[-1]
-    new_empty, new_zeros, new = torch.Tensor.new_empty, torch.Tensor.new_zeros, core._Memory._new
-    kept = core._Memory.KEPT_BYTES
+class GuardedMemory:
+    """Inside, what the ops allocate for results lies between forbidden pages, and so do the core's workspace and
+    tensors of offsets."""
 
-    def allocate(x, *shape, dtype=None, **_):
-        shape = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
-        made = new_empty(x, shape, dtype=dtype)
-        return made if made.numel() == 0 or made.ndim == 0 else room(shape, made.dtype, place).fill_(0)
+    def __init__(self, place):
+        self.end = place.split()[-1]
+        self.ranges = []
 
-    def workspace(self, size):
-        return room((-(-size // self.ALIGNMENT) * self.ALIGNMENT,), torch.uint8, "before")
+    def holds(self, x):
+        first = x.data_ptr()
+        return x.numel() == 0 or any(start <= first < stop for start, stop in self.ranges)
 
-    torch.Tensor.new_empty, torch.Tensor.new_zeros = allocate, allocate
-    core._Memory._new, core._Memory.KEPT_BYTES = workspace, 0
-    try:
-        yield
-    finally:
-        torch.Tensor.new_empty, torch.Tensor.new_zeros = new_empty, new_zeros
-        core._Memory._new, core._Memory.KEPT_BYTES = new, kept
+    def strided(self, size, stride, dtype):
+        size, stride = tuple(size), tuple(stride)
+        if prod(size) == 0 or not size:
+            return empty_strided(size, stride, dtype=dtype)
+        last = sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+        flat = room((last + 1,), dtype, self.end).fill_(0)
+        self.ranges.append((flat.data_ptr(), flat.data_ptr() + flat.nbytes))
+        return flat.as_strided(size, stride, flat.storage_offset())
+
+    def like(self, made):
+        return self.strided(made.shape, made.stride(), made.dtype)
+
+    @contextmanager
+    def used(self):
+        def of(allocate):
+            return lambda *args, **options: self.like(allocate(*args, **options))
+
+        def workspace(memory, size):
+            return room((-(-size // memory.ALIGNMENT) * memory.ALIGNMENT,), torch.uint8, "before")
+
+        with ExitStack() as patches:
+            for owner, name in ((torch.Tensor, "new_empty"), (torch.Tensor, "new_zeros"), (torch, "empty_like")):
+                patches.enter_context(patch.object(owner, name, of(getattr(owner, name))))
+            replayed = lambda size, stride, dtype: self.strided(size, stride, dtype)  # noqa: E731
+            offsets = torch.tensor
+            patches.enter_context(patch.object(torch, "empty_strided", replayed))
+            patches.enter_context(patch.object(torch, "tensor", lambda *x, **y: guarded(offsets(*x, **y), self.end)))
+            patches.enter_context(patch.multiple(core._Memory, _new=workspace, KEPT_BYTES=0))
+            yield
 
 
 def problems(dtype):
     for length, key_size, value_size in SIZES[: 1 if dtype == torch.float16 else 2]:
         sizes = {"key_size": key_size, "value_size": value_size, "dtype": dtype}
         walk = sizes | {"batch": 1, "heads": (1, 2, 2)}
+        packed = (0, length - 1, 1)
         for decays in ("none", "head", "token", "channel", "channel+value"):
             yield Problem("linear_attention", Attention(length=length, decays=decays, **walk))
             yield Problem("chunk_states", Attention(length=length, decays=decays, **walk | {"heads": (2, 2, 1)}))
             yield Problem("linear_attention_step", Attention(length=1, decays=decays, **walk))
-        for decays in ("none", "token", "channel"):
+        yield Problem("linear_attention", Attention(length=length, decays="token", packed=packed, **walk))
+        for decays in ("none", "head", "token", "channel"):
             yield Problem("delta_rule", Delta(length=length, decays=decays, **walk))
             yield Problem("delta_rule_step", Delta(length=1, decays=decays, **walk))
+        yield Problem("delta_rule", Delta(length=length, packed=packed, **walk))
+        channels = {"length": length, "channels": key_size, "dtype": dtype}
         for width in (2, 4):
-            yield Problem("causal_conv1d", Convolution(length=length, channels=key_size, width=width, dtype=dtype))
-        yield Problem("causal_conv1d_step", Convolution(length=1, channels=key_size, dtype=dtype))
-        for ranks in ((5, 1, 1), (3, 2, 2)):
-            yield Problem("tpa_decode", Decode(tokens=length, ranks=ranks, **sizes))
+            yield Problem("causal_conv1d", Convolution(width=width, **channels))
+        yield Problem("causal_conv1d", Convolution(lengths=packed, dense="tokens", **channels))
+        yield Problem("causal_conv1d_step", Convolution(**channels | {"length": 1}))
+        for ranks, lengths in (((5, 1, 1), None), ((3, 2, 2), (length, 1))):
+            yield Problem("tpa_decode", Decode(tokens=length, ranks=ranks, lengths=lengths, **sizes))
         yield Problem("output_gated_attention", Gate(queries=length, keys=length + 3, **sizes))
 
 
-def main():
-    count = 0
+def settings(problem):
+    """One thread and the usual schedule; of whole sequences others, too."""
+    yield Setting("native")
+    if problem.operator in ("linear_attention", "chunk_states", "delta_rule"):
+        yield from (Setting("native", threads=3, schedule=schedule) for schedule in SCHEDULES)
+    elif problem.operator == "tpa_decode":
+        yield from (Setting("native", threads=3, schedule=split) for split in SPLITS)
+    elif not problem.operator.endswith("_step"):
+        yield Setting("native", threads=3)
+
+
+def calls():
+    """Problems, settings and places. Not every schedule is tried in every place."""
     for dtype in DTYPES:
         for problem in problems(dtype):
-            for isa in core.core.builds:
-                with core.core.using(isa):
-                    usual = in_double(results(problem, {n: x.clone() for n, x in tensors(problem).items()}, NATIVE))
-                    for place in PLACES:
-                        print(isa, place, problem, flush=True)
-                        given = {name: guarded(x, place) for name, x in tensors(problem).items()}
-                        with guarded_results(place):
-                            found = results(problem, given, NATIVE)
-                        assert not (wrong := deviations(found, usual, "native")), wrong
-                        count += 1
-    assert {problem.operator for problem in problems(torch.float32)} == set(SUBJECTS)
+            for i, setting in enumerate(settings(problem)):
+                places = PLACES if i == 0 else PLACES[i % 2 + 2 :][:1]
+                yield from ((problem, setting, place) for place in places)
+
+
+def main(short):
+    count, operators = 0, set()
+    builds = core.core.builds[: 1 if short else None]
+    for problem, setting, place in islice(calls(), None, None, 8 if short else 1):
+        operators.add(problem.operator)
+        torch.set_num_threads(setting.threads)
+        for isa in builds:
+            with core.core.using(isa):
+                print(isa, place, written(problem), written(setting), flush=True)
+                usual = in_double(results(problem, {n: x.clone() for n, x in tensors(problem).items()}, setting))
+                given = {name: guarded(x, place) for name, x in tensors(problem).items()}
+                memory = GuardedMemory(place)
+                with memory.used():
+                    found = results(problem, given, setting)
+                bare = {name for name, x in found.items() if not memory.holds(x)}
+                bare -= {"state"} if problem.operator.endswith("_step") else CONVERTED
+                assert not bare, f"{bare} do not lie between forbidden pages"
+                assert not (wrong := deviations(found, usual, "native")), wrong
+                count += 1
+    assert operators == set(SUBJECTS)
     print(f"{count} calls", flush=True)
 
 
@@ -133,5 +188,4 @@ if __name__ == "__main__":
         print("all rows written", x.sum().item(), flush=True)
         print(torch.as_strided(x, (1,), (1,), x.storage_offset() + 5))  # one element after the first row
     else:
-        torch.set_num_threads(1)
-        main()
+        main(short=sys.argv[1:] == ["short"])
