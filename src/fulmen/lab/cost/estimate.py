@@ -66,21 +66,26 @@ class Phases(NamedTuple):
 
 
 def phases(code: Code, loops: tuple[Trips, ...]) -> Phases:
-    """``loops`` are those of the source; the largest is the main one, of the code as of the source.
+    """``loops`` are those of the source. The main one is what most instructions are run in; where code and source have
+    not the same loops, the largest, of the one as of the other.
 
     Raises:
-        NotModelledError: it is not known how often the main loop runs.
+        NotModelledError: it is not known how often the main loop runs, or one that is larger.
     """
     if not code.loops:
         return Phases(list(code.instructions[: code.end]), [], 0, 0)
-    main = max(code.loops, key=lambda loop: loop.size)
-    trips = dict(zip(code.loops, loops, strict=True)) if len(code.loops) == len(loops) else {}
-    if not trips and loops:
-        trips = {main: max(loops, key=lambda loop: loop.lines)}
-    if main not in trips:
+    largest = max(code.loops, key=lambda loop: loop.size)
+    if len(code.loops) < len(loops):  # the compiler makes no loop of a single trip
+        loops = tuple(loop for loop in loops if loop.count != 1)
+    if len(code.loops) == len(loops):
+        trips = dict(zip(code.loops, loops, strict=True))
+    else:
+        trips = {largest: max(loops, key=lambda loop: loop.lines)} if loops else {}
+    main = max(trips, key=lambda loop: loop.size * (trips[loop].count or 0), default=None)
+    if main is None:
         raise NotModelledError("its code has a loop that its source does not have")
     count = trips[main].count
-    if count is None:
+    if count is None or trips[largest].count is None:
         raise NotModelledError("how often its loop runs is in a tensor")
     others = [loop for loop in code.loops if loop != main]
     unknown = _Unknown()

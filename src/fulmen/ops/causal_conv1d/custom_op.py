@@ -120,8 +120,10 @@ _causal_conv1d_backward = without_gradient("causal_conv1d_backward", "causal_con
 def _step(*args: Any) -> Tensor:
     p, backend = Step(*args[:-1]), args[-1]
     output = torch.empty_like(p.x)
-    _backend(backend).step(p, output)
-    note_update(p.state)
+    try:
+        _backend(backend).step(p, output)
+    finally:  # a warning that is an error comes when the state has been updated
+        note_update(p.state)
     return output
 
 

@@ -7,27 +7,27 @@ from math import ceil
 from fulmen.lab.inspect.traffic import Arguments, Counts, bytes_of
 
 
-def _windows(a: Arguments, chunks: int) -> int:
-    """z of every token once: it reads K inputs, and a chunk all weights."""
-    taps = bytes_of(a["weight"]) + bytes_of(a["bias"])
-    return a["K"] * bytes_of(a["x"]) + chunks * taps
-
-
-def _chunks(a: Arguments) -> int:
-    batch, length, _ = a["x"].pointer.shape
-    return batch * ceil(length / a["T"])
-
-
 def _convolve(a: Arguments) -> int:
-    return _windows(a, _chunks(a)) + bytes_of(a["output"])
+    """z of every token reads K inputs, and a chunk all weights."""
+    batch, length, _ = a["x"].pointer.shape
+    taps = bytes_of(a["weight"]) + bytes_of(a["bias"])
+    return a["K"] * bytes_of(a["x"]) + batch * ceil(length / a["T"]) * taps + bytes_of(a["output"])
 
 
 def _differentiate(a: Arguments) -> int:
-    """dz is recomputed for each of the K tokens that read an input, and dweight reads the inputs once more."""
-    dz = bytes_of(a["grad"]) + (_windows(a, _chunks(a)) if a["ACTIVATION"] else 0)
-    sums = bytes_of(a["sums"]) and a["K"] * bytes_of(a["x"]) + bytes_of(a["sums"])
-    weights = _chunks(a) * bytes_of(a["weight"])
-    return a["K"] * dz + weights + bytes_of(a["dx"]) + bytes_of(a["grad_state"]) + sums
+    """A chunk loads K - 1 tokens of the next one, too; dweight reads the inputs once more."""
+    batch, length, channels = a["x"].pointer.shape
+    firsts = range(0, length, a["segment_tokens"])
+    ends = (min(first + a["segment_tokens"], length) for first in firsts)
+    own = a["T"] - (a["K"] - 1)
+    chunks = [t for first, end in zip(firsts, ends, strict=True) for t in range(first, end, own)]
+    windows = a["K"] * ((a["ACTIVATION"] is not None) + (a["sums"] is not None))
+    tokens = sum(min(a["T"], length - t) for t in chunks) * (1 + windows)
+    if a["initial"] is not None:
+        tokens += windows * (a["K"] - 1) // 2
+    read = batch * tokens * channels * a["x"].pointer.itemsize
+    taps = batch * len(chunks) * (2 * bytes_of(a["weight"]) + bytes_of(a["bias"]))
+    return read + taps + sum(bytes_of(a[name]) for name in ("dx", "grad_state", "sums"))
 
 
 def _last_inputs(a: Arguments) -> int:
@@ -35,9 +35,10 @@ def _last_inputs(a: Arguments) -> int:
 
 
 def _differentiate_initial(a: Arguments) -> int:
-    """Of a sequence, the first K - 1 tokens count for it."""
+    """Of a sequence, the S tokens from where the state begins."""
     batch, _, channels = a["x"].pointer.shape
-    read = a["K"] * a["K"] * batch * channels * a["x"].pointer.itemsize
+    tokens = a["S"] - a["dinitial"].tokens + a["K"] * a["S"] - a["K"] * (a["K"] - 1) // 2
+    read = tokens * batch * channels * a["x"].pointer.itemsize
     return 2 * bytes_of(a["dinitial"]) + read + batch * bytes_of(a["weight"])
 
 

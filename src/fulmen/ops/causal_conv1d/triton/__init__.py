@@ -48,7 +48,7 @@ def forward(p: Convolution, output: Tensor, state: Tensor | None) -> None:
 
 @on_its_device
 def backward(p: Convolution, grad_output: Tensor | None, grad_state: Tensor | None, grads: Gradients) -> None:
-    tile, sequences = backward_tile(p.x), p.state_shape[0]
+    tile, sequences = backward_tile(p.x, p.weight.shape[1]), p.state_shape[0]
     partition, tiles = _partition(p, tile)
     channels, taps = p.weight.shape
     if sequences == 0:
@@ -71,8 +71,8 @@ def backward(p: Convolution, grad_output: Tensor | None, grad_state: Tensor | No
     if grads.initial_state is not None and grads.initial_state.shape[2] > 0:
         differentiate_initial[(tiles * sequences,)](
             *_call(p), grad, of_state, _state(grads.initial_state), *_whole(partition), channels,
-            S=triton.next_power_of_2(grads.initial_state.shape[2]), W=tile.channels, K=taps, ACTIVATION=p.activation,
-            **launch_options(warps=4),
+            S=triton.next_power_of_2(grads.initial_state.shape[2] + taps - 1), W=tile.channels, K=taps,
+            ACTIVATION=p.activation, **launch_options(warps=4),
         )  # fmt: skip
 
 

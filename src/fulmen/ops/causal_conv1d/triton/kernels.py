@@ -1,5 +1,5 @@
-"""The kernels. A program has a tile of channels and walks a segment of one sequence, chunk by chunk; ``rows`` are the
-tokens ``[T]`` of a chunk, counted along N, and ``columns`` the channels ``[W]``, both int64."""
+"""The kernels. A program has a tile of channels and walks a segment of one sequence, chunk by chunk; ``t`` is the first
+token of a chunk, ``rows`` its tokens ``[T]``, counted along N, and ``columns`` the channels ``[W]``, all int64."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ def store_tokens(x, batch, rows, exist, columns, channels, values):
 
 
 @triton.jit
-def load_inputs(x, initial, batch, sequence, start, stop, rows, columns, channels):
-    """Those before ``start`` are the initial state's, or zeros."""
+def load_inputs(x, initial, batch, sequence, start, stop, t, columns, channels, T: tl.constexpr):
+    """``[T, W]`` from t on. Those before ``start`` are the initial state's, or zeros."""
+    rows = t + tl.arange(0, T)
     u = load_tokens(x, batch, rows, (rows >= start) & (rows < stop), columns, channels)
     if initial is not None:
         before = rows - start + initial.tokens
@@ -64,14 +65,14 @@ def load_tap(weight, j, columns, channels):
 
 @triton.jit
 def before_activation(
-    x, initial, weight, bias, batch, sequence, start, stop, rows, columns, channels, T: tl.constexpr, W: tl.constexpr,
+    x, initial, weight, bias, batch, sequence, start, stop, t, columns, channels, T: tl.constexpr, W: tl.constexpr,
     K: tl.constexpr,
 ):  # fmt: skip
     z = tl.zeros([T, W], tl.float32)
     if bias is not None:
         z += load_tap(bias, 0, columns, channels)[None, :]
     for j in tl.static_range(K):
-        u = load_inputs(x, initial, batch, sequence, start, stop, rows - (K - 1) + j, columns, channels)
+        u = load_inputs(x, initial, batch, sequence, start, stop, t - (K - 1) + j, columns, channels, T)
         z += load_tap(weight, j, columns, channels)[None, :] * u
     return z
 
@@ -121,15 +122,33 @@ def convolve(
 ):  # fmt: skip
     partition = Partition(cu_seqlens, length, segments, segment_tokens)
     columns, segment, sequence, batch, start, stop, first, last = program_place(partition, channels, W)
-    for step in range(tl.cdiv(last - first, T).to(tl.int32)):
-        rows = first + step * T + tl.arange(0, T)
-        z = before_activation(
-            x, initial, weight, bias, batch, sequence, start, stop, rows, columns, channels, T, W, K
+    steps = tl.cdiv(last - first, T).to(tl.int32)
+    begun = steps * 0
+    if initial is not None:  # a loop of its own for the chunks that it can reach
+        begun = tl.minimum(steps, (K + T - 2) // T)
+        for step in range(begun):
+            convolve_chunk(
+                x, weight, bias, initial, output, batch, sequence, start, stop, first + step * T, last, columns,
+                channels, T, W, K, ACTIVATION,
+            )  # fmt: skip
+    for step in range(begun, steps):
+        convolve_chunk(
+            x, weight, bias, None, output, batch, sequence, start, stop, first + step * T, last, columns, channels,
+            T, W, K, ACTIVATION,
         )  # fmt: skip
-        if ACTIVATION == "silu":
-            z *= sigmoid(z)
-        store_tokens(output, batch, rows, rows < last, columns, channels, z)
     clear_rest(output, partition, sequences, segment, sequence, stop, columns, channels, T, W)
+
+
+@triton.jit
+def convolve_chunk(
+    x, weight, bias, initial, output, batch, sequence, start, stop, t, last, columns, channels,
+    T: tl.constexpr, W: tl.constexpr, K: tl.constexpr, ACTIVATION: tl.constexpr,
+):  # fmt: skip
+    z = before_activation(x, initial, weight, bias, batch, sequence, start, stop, t, columns, channels, T, W, K)
+    if ACTIVATION == "silu":
+        z *= sigmoid(z)
+    rows = t + tl.arange(0, T)
+    store_tokens(output, batch, rows, rows < last, columns, channels, z)
 
 
 @triton.jit(
@@ -143,20 +162,21 @@ def last_inputs(
     partition = Partition(cu_seqlens, length, segments, segment_tokens)
     columns, _, sequence, batch, start, stop, _, _ = program_place(partition, channels, W)
     places = tl.arange(0, S).to(tl.int64)
-    u = load_inputs(x, initial, batch, sequence, start, stop, stop - state.tokens + places, columns, channels)
+    u = load_inputs(x, initial, batch, sequence, start, stop, stop - state.tokens, columns, channels, S)
     store_tokens(state, sequence.to(tl.int64), places, places < state.tokens, columns, channels, u)
 
 
 @triton.jit
 def gradient_before_activation(
-    x, initial, weight, bias, grad, batch, sequence, start, stop, rows, columns, channels, T: tl.constexpr,
+    x, initial, weight, bias, grad, batch, sequence, start, stop, t, columns, channels, T: tl.constexpr,
     W: tl.constexpr, K: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
     """dz ``[T, W]`` of tokens; zeros where the sequence has none."""
+    rows = t + tl.arange(0, T)
     dz = load_tokens(grad, batch, rows, (rows >= start) & (rows < stop), columns, channels)
     if ACTIVATION == "silu":
         z = before_activation(
-            x, initial, weight, bias, batch, sequence, start, stop, rows, columns, channels, T, W, K
+            x, initial, weight, bias, batch, sequence, start, stop, t, columns, channels, T, W, K
         )  # fmt: skip
         s = sigmoid(z)
         dz *= s * (1.0 + z * (1.0 - s))
@@ -165,25 +185,20 @@ def gradient_before_activation(
 
 @triton.jit
 def gradient_of_inputs(
-    x, initial, weight, bias, grad, grad_state, batch, sequence, start, stop, rows, columns, channels,
-    T: tl.constexpr, W: tl.constexpr, K: tl.constexpr, ACTIVATION: tl.constexpr,
-):  # fmt: skip
-    """du and dz ``[T, W]`` of inputs, where rows before ``start`` are the initial state's. dz is recomputed for each of
-    the K tokens that read an input: what that loads is in a cache."""
-    du, dz = tl.zeros([T, W], tl.float32), tl.zeros([T, W], tl.float32)
-    if grad is not None:
-        for j in range(K):
-            dz = gradient_before_activation(
-                x, initial, weight, bias, grad, batch, sequence, start, stop, rows + (K - 1 - j), columns, channels,
-                T, W, K, ACTIVATION,
-            )  # fmt: skip
-            du += load_tap(weight, j, columns, channels)[None, :] * dz
-    if grad_state is not None:
-        places = rows - (stop - grad_state.tokens)
-        du += load_tokens(
-            grad_state, sequence.to(tl.int64), places, (places >= 0) & (rows < stop), columns, channels
-        )  # fmt: skip
-    return du, dz
+    dz, weight, grad_state, sequence, stop, t, columns, channels, T: tl.constexpr, W: tl.constexpr, K: tl.constexpr
+):
+    """du ``[T, W]`` of inputs, from dz of the same rows: right for all but the last K - 1. Rows before the sequence are the
+    initial state's."""
+    du, rows = tl.zeros([T, W], tl.float32), tl.arange(0, T)
+    for j in tl.static_range(K):
+        later = tl.broadcast_to(tl.minimum(rows + (K - 1 - j), T - 1)[:, None], [T, W])
+        du += load_tap(weight, j, columns, channels)[None, :] * tl.gather(dz, later, 0)
+    if grad_state is not None:  # noqa: SIM102  (decided when it is compiled)
+        if t + T > stop - grad_state.tokens:
+            places = t + rows - (stop - grad_state.tokens)
+            exist = (places >= 0) & (places < grad_state.tokens)
+            du += load_tokens(grad_state, sequence.to(tl.int64), places, exist, columns, channels)
+    return du
 
 
 @triton.jit(
@@ -195,24 +210,26 @@ def differentiate(
     x, weight, bias, initial, grad, grad_state, dx, sums, cu_seqlens, length, segments, segment_tokens, sequences,
     channels, T: tl.constexpr, W: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
-    """dx, and of each segment its part of dweight and, after that, of dbias; KP is at least K + 1."""
+    """dx, and of each segment its part of dweight and, after that, of dbias; KP is at least K + 1. A chunk has K - 1
+    tokens of the next one, whose dz it needs."""
     partition = Partition(cu_seqlens, length, segments, segment_tokens)
     columns, segment, sequence, batch, start, stop, first, last = program_place(partition, channels, W)
     total, taps = tl.zeros([KP, W], tl.float32), tl.arange(0, KP)
-    for step in range(tl.cdiv(last - first, T).to(tl.int32)):
-        rows = first + step * T + tl.arange(0, T)
-        du, dz = gradient_of_inputs(
-            x, initial, weight, bias, grad, grad_state, batch, sequence, start, stop, rows, columns, channels,
-            T, W, K, ACTIVATION,
+    OWN: tl.constexpr = T - (K - 1)
+    steps = tl.cdiv(last - first, OWN).to(tl.int32)
+    begun = steps * 0
+    if initial is not None:
+        begun = tl.minimum(steps, (K + OWN - 2) // OWN)
+        for step in range(begun):
+            total = differentiate_chunk(
+                x, weight, bias, initial, grad, grad_state, dx, sums, total, batch, sequence, start, stop,
+                first + step * OWN, last, columns, channels, T, W, K, KP, ACTIVATION,
+            )  # fmt: skip
+    for step in range(begun, steps):
+        total = differentiate_chunk(
+            x, weight, bias, None, grad, grad_state, dx, sums, total, batch, sequence, start, stop,
+            first + step * OWN, last, columns, channels, T, W, K, KP, ACTIVATION,
         )  # fmt: skip
-        if dx is not None:
-            store_tokens(dx, batch, rows, rows < last, columns, channels, du)
-        if sums is not None:
-            dz = tl.where((rows < last)[:, None], dz, 0.0)
-            for j in range(K):
-                u = load_inputs(x, initial, batch, sequence, start, stop, rows - (K - 1) + j, columns, channels)
-                total += tl.where((taps == j)[:, None], tl.sum(dz * u, 0)[None, :], 0.0)
-            total += tl.where((taps == K)[:, None], tl.sum(dz, 0)[None, :], 0.0)
     if sums is not None:
         part = (sequence * segments + segment).to(tl.int64)
         store_tokens(sums, part, taps.to(tl.int64), taps <= K, columns, channels, total)
@@ -220,19 +237,46 @@ def differentiate(
         clear_rest(dx, partition, sequences, segment, sequence, stop, columns, channels, T, W)
 
 
+@triton.jit
+def differentiate_chunk(
+    x, weight, bias, initial, grad, grad_state, dx, sums, total, batch, sequence, start, stop, t, last, columns,
+    channels, T: tl.constexpr, W: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, ACTIVATION: tl.constexpr,
+):  # fmt: skip
+    """dx of all tokens but the last K - 1, and ``total`` with what these add to dweight and dbias."""
+    rows, taps = t + tl.arange(0, T), tl.arange(0, KP)
+    own = (rows < last) & (rows < t + T - (K - 1))
+    dz = tl.zeros([T, W], tl.float32)
+    if grad is not None:
+        dz = gradient_before_activation(
+            x, initial, weight, bias, grad, batch, sequence, start, stop, t, columns, channels, T, W, K, ACTIVATION
+        )  # fmt: skip
+    if dx is not None:
+        du = gradient_of_inputs(dz, weight, grad_state, sequence, stop, t, columns, channels, T, W, K)
+        store_tokens(dx, batch, rows, own, columns, channels, du)
+    if sums is not None:
+        dz = tl.where(own[:, None], dz, 0.0)
+        for j in tl.static_range(K):
+            u = load_inputs(x, initial, batch, sequence, start, stop, t - (K - 1) + j, columns, channels, T)
+            total += tl.where((taps == j)[:, None], tl.sum(dz * u, 0)[None, :], 0.0)
+        total += tl.where((taps == K)[:, None], tl.sum(dz, 0)[None, :], 0.0)
+    return total
+
+
 @triton.jit(repr=named("causal_conv1d_backward_state", words), do_not_specialize_on_alignment=PARTITION_NUMBERS)
 def differentiate_initial(
     x, weight, bias, initial, grad, grad_state, dinitial, cu_seqlens, length, segments, segment_tokens, channels,
     S: tl.constexpr, W: tl.constexpr, K: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of one sequence's initial state; S is at least what it holds."""
+    """The gradient of one sequence's initial state; S is at least what it holds and the K - 1 tokens after it."""
     partition = Partition(cu_seqlens, length, segments, segment_tokens)
     columns, _, sequence, batch, start, stop, _, _ = program_place(partition, channels, W)
-    places = tl.arange(0, S).to(tl.int64)
-    du, _ = gradient_of_inputs(
-        x, initial, weight, bias, grad, grad_state, batch, sequence, start, stop, start - dinitial.tokens + places,
-        columns, channels, S, W, K, ACTIVATION,
-    )  # fmt: skip
+    places, t = tl.arange(0, S).to(tl.int64), start - dinitial.tokens
+    dz = tl.zeros([S, W], tl.float32)
+    if grad is not None:
+        dz = gradient_before_activation(
+            x, initial, weight, bias, grad, batch, sequence, start, stop, t, columns, channels, S, W, K, ACTIVATION
+        )  # fmt: skip
+    du = gradient_of_inputs(dz, weight, grad_state, sequence, stop, t, columns, channels, S, W, K)
     store_tokens(dinitial, sequence.to(tl.int64), places, places < dinitial.tokens, columns, channels, du)
 
 

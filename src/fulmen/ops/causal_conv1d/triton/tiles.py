@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fulmen.triton_common.tiles import launch_options
+from fulmen.triton_common.tiles import launch_options, padded
 
 
 class ConvolutionTile(NamedTuple):
@@ -19,9 +19,9 @@ class ConvolutionTile(NamedTuple):
         return launch_options(self.warps)
 
 
-# They spill nothing on any architecture in bfloat16. A gradient has twice the tensors in registers.
+# By the cost model (docs/gpu_cost.md), without states.
 DENSE_CHANNELS, DENSE_TOKENS = ConvolutionTile(8, 128), ConvolutionTile(64, 16)
-GRADIENT_OF_DENSE_CHANNELS, GRADIENT_OF_DENSE_TOKENS = ConvolutionTile(8, 64), ConvolutionTile(32, 16)
+GRADIENT_OF_DENSE_CHANNELS, GRADIENT_OF_DENSE_TOKENS = ConvolutionTile(32, 64), ConvolutionTile(32, 16)
 ONE_TOKEN = ConvolutionTile(1, 256)
 
 
@@ -30,8 +30,10 @@ def forward_tile(x: Tensor) -> ConvolutionTile:
     return DENSE_TOKENS if has_dense_tokens(x) else DENSE_CHANNELS
 
 
-def backward_tile(x: Tensor) -> ConvolutionTile:
-    return GRADIENT_OF_DENSE_TOKENS if has_dense_tokens(x) else GRADIENT_OF_DENSE_CHANNELS
+def backward_tile(x: Tensor, taps: int) -> ConvolutionTile:
+    """A chunk has the last ``taps - 1`` of its tokens in common with the next one."""
+    tile = GRADIENT_OF_DENSE_TOKENS if has_dense_tokens(x) else GRADIENT_OF_DENSE_CHANNELS
+    return tile._replace(tokens=max(tile.tokens, padded(2 * taps)))
 
 
 def has_dense_tokens(x: Tensor) -> bool:
