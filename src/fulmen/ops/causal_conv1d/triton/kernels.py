@@ -187,8 +187,8 @@ def gradient_before_activation(
 def gradient_of_inputs(
     dz, weight, grad_state, sequence, stop, t, columns, channels, T: tl.constexpr, W: tl.constexpr, K: tl.constexpr
 ):
-    """du ``[T, W]`` of inputs, from dz of the same rows: right for all but the last K - 1. Rows before the sequence are the
-    initial state's."""
+    """du ``[T, W]`` of inputs, from dz of the same rows: right for all but the last K - 1. Rows before the sequence are
+    the initial state's."""
     du, rows = tl.zeros([T, W], tl.float32), tl.arange(0, T)
     for j in tl.static_range(K):
         later = tl.broadcast_to(tl.minimum(rows + (K - 1 - j), T - 1)[:, None], [T, W])
