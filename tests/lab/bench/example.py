@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 from fulmen.lab.bench import suites
+from fulmen.lab.bench.owners import Owner
 from fulmen.lab.bench.published import tables as published_tables
 from fulmen.lab.bench.results import Cell, Results, Table
 
@@ -54,7 +56,16 @@ def measured(published: Any, lengths: tuple[int, ...], noise: random.Random) -> 
     title = published.title.replace("bf16", "fp32")
     about = (published.report, title, published.section, published.metric, published.mode, published.axis)
     config = published.config | {"dtype": "fp32"}
-    return Table(*about, list(published.columns), suites.find(published.report).baseline, config, cells)
+    suite, errors = suites.find(published.report), {}
+    if published.metric == "speed":
+        errors = {name: noise.uniform(1e-7, 9e-7) for name in published.columns if name not in SKIPPED}
+    owners = {name: owner(suite.column(name, published.section)) for name in published.columns}
+    checked = "n = 131, batch 2, heads 2, dim 128"
+    return Table(*about, list(published.columns), suite.baseline, config, cells, errors, checked, owners)
+
+
+def owner(column: Any) -> Owner:
+    return replace(column.owner("cpu"), version="1.2.3")
 
 
 def cell(published: Any, n: int, column: str, value: float, noise: random.Random) -> Cell:
@@ -65,4 +76,4 @@ def cell(published: Any, n: int, column: str, value: float, noise: random.Random
     if published.metric == "memory":
         return Cell(n, column, value, inputs=value * 0.6, outputs=value * 0.2, workspace=value * 0.2)
     slower = value * 40 * noise.uniform(0.9, 1.1)
-    return Cell(n, column, slower, slower * 0.97, slower * 1.06, error=noise.uniform(1e-7, 9e-7), first_call=slower * 3)
+    return Cell(n, column, slower, slower * 0.97, slower * 1.06, slower * 3)

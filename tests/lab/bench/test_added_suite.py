@@ -32,7 +32,8 @@ def test_it_is_listed(capsys):
 def test_it_is_measured_and_reported(measured):
     speed = load(measured / "benchmark_results.json").tables[0]
     assert (speed.suite, speed.columns, speed.baseline) == ("toy", ["Double", "Sum"], "Double")
-    assert all(cell.value > 0 and cell.error == 0 for cell in speed.cells)
+    assert all(cell.value > 0 for cell in speed.cells)
+    assert speed.errors == {"Double": 0, "Sum": 0}
     text = (measured / "toy.md").read_text()
     assert text.startswith("# Doubling Benchmark Report")
     assert "| Sum | Sum | ours | doubles | Short | Does little |" in text
@@ -42,7 +43,8 @@ def test_it_is_measured_and_reported(measured):
 
 def test_it_is_compared_with_its_published_figures(measured, capsys):
     assert main(["compare", str(measured / "benchmark_results.json")]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    output = capsys.readouterr().out
+    lines = output[output.index("toy-speed") :].splitlines()  # a warning may come before
     assert f"published (A100, {TITLE}-bf16)" in lines[0]
     assert [line.split()[-1] for line in lines[2:4]] == ["0.50", "0.25"]
 

@@ -1,6 +1,8 @@
 """Results beside other results and beside the published ones."""
 
 import copy
+import shutil
+from pathlib import Path
 
 import pytest
 from example import ENVIRONMENT, example_results
@@ -8,6 +10,7 @@ from example import ENVIRONMENT, example_results
 from fulmen.lab.bench import compare
 from fulmen.lab.bench.report.side_by_side import history, side_by_side
 from fulmen.lab.bench.results import Cell, Results, Table
+from fulmen.lab.bench.tables import NOISE
 from fulmen.lab.cli import main
 
 
@@ -56,6 +59,36 @@ def test_exit_codes_for_ci(tmp_path, capsys, limit, status):
     output = capsys.readouterr().out
     assert "worse    +20.0%  lasd-speed-fwd-batch1-head4-dim128-fp32 n = 1024 LASD_P: 10.000 -> 12.000 ms" in output
     assert "2 cells: 0 better, 1 same, 1 worse" in output
+    assert "of 2 cells above 5 ms, 0 are marked as noisy; of the rest 1 of 2 are within 10%" in output
+
+
+def test_how_far_two_runs_agree(tmp_path, capsys):
+    """Of cells above 5 ms, and of these only those that neither run marks as noisy."""
+    before = [timed(4.0), timed(10.0, n=2048), timed(20.0, n=4096), timed(30.0, 0.2, n=8192)]
+    after = [timed(9.0), timed(10.9, n=2048), timed(23.0, n=4096), timed(31.0, n=8192)]
+    found = compare.changes(results(*before), results(*after))
+    assert compare.agreement(found) == (
+        "of 3 cells above 5 ms, 1 are marked as noisy; of the rest 1 of 2 are within 10%"
+    )
+
+
+def test_noise_and_load_are_told(tmp_path, capsys):
+    paths = [str(tmp_path / name) for name in ("before.json", "after.json")]
+    for path, value in zip(paths, (10.0, 30.0), strict=True):
+        run = results(timed(value, 0.15), timed(50.0, column="Flash"))
+        run.conditions.stolen = 0.1 if value > 20 else 0.0
+        run.save(Path(path))
+    assert main(["compare", *paths]) == 0
+    output = capsys.readouterr().out.splitlines()
+    assert output[0].startswith(f"{paths[1]}: Measured under load: 10% of the CPU time")
+    assert output[1].endswith("10.000 -> 30.000 ms ~")
+    assert output[-1] == f"~ {NOISE}"
+    assert main(["compare", paths[1]]) == 0
+    output = capsys.readouterr().out
+    assert output.startswith("Measured under load")
+    assert "1.67~ |    0.34" in output
+    assert main(["compare", *paths, "--out", str(tmp_path)]) == 0
+    assert f"{paths[1]}: Measured under load" in (tmp_path / "compare.html").read_text()
 
 
 @pytest.mark.parametrize(("reason", "status"), [("wrong: off by nan", 1), ("over the time budget: 3 s", 0)])
@@ -107,9 +140,23 @@ def test_runs_side_by_side_have_their_columns_once_each():
 
 def test_a_history_has_a_point_for_each_run():
     runs = [run_of(float(value), f"2026-01-0{value}") for value in (3, 1, 2)]
+    runs[1].tables[0].cells = [cell for cell in runs[1].tables[0].cells if cell.n == 256]
+    tables = {table.title: table for table in history([*runs, copy.deepcopy(runs[0])]).tables}  # a copy is no run
+    table = tables["lasd-speed-fwd-batch4-head32-dim128-fp32-n1024"]
+    assert (table.axis, table.lengths) == ("run", [2, 3])  # the oldest has no such length
+    assert [table.cell(n, "LASD_P").value for n in (2, 3)] == [2.0, 3.0]  # by their time
+    assert tables["lasd-speed-fwd-batch4-head32-dim128-fp32-n256"].lengths == [1, 2, 3]
+    assert table.config["ticks"] == {1: "2026-01-01 0.1.0", 2: "2026-01-02 0.1.0", 3: "2026-01-03 0.1.0"}
+
+
+def test_a_history_keeps_machines_apart():
+    runs = [run_of(float(value), f"2026-01-0{value}") for value in (1, 2)]
+    runs[1].environment = ENVIRONMENT | {"cpu": ENVIRONMENT["cpu"] | {"model": "Other CPU"}}
     table = history(runs).tables[0]
-    assert (table.axis, table.lengths) == ("run", [1, 2, 3])
-    assert [table.cell(n, "LASD_P").value for n in (1, 2, 3)] == [1.0, 2.0, 3.0]  # by their time, at the longest length
+    names = [f"LASD_P [{cpu}, 2 threads]" for cpu in ("Example CPU", "Other CPU")]
+    assert [name for name in table.columns if name.startswith("LASD_P ")] == names
+    assert [[table.cell(n, name) is not None for n in (1, 2)] for name in names] == [[True, False], [False, True]]
+    assert table.owners[names[0]].kind == "ours"
 
 
 def test_both_are_pages(tmp_path, capsys):
@@ -119,9 +166,14 @@ def test_both_are_pages(tmp_path, capsys):
         run_of(float(i), f"2026-01-0{i}").save(folder / f"{i}.json")
     files = [str(folder / f"{i}.json") for i in (1, 2)]
     assert main(["compare", *files, "--out", str(tmp_path / "both")]) == 0
-    assert f"LASD_P [{files[0]}]" in (tmp_path / "both" / "report.html").read_text()
+    assert f"LASD_P [{files[0]}]" in (tmp_path / "both" / "compare.html").read_text()
+    (folder / "kernels.json").write_text("[]")
+    shutil.copy(files[0], folder / "copy.json")
     assert main(["compare", str(folder), "--out", str(tmp_path / "history")]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "history" / "report.html")
+    output, errors = capsys.readouterr()
+    assert output.splitlines()[-1] == str(tmp_path / "history" / "compare.html")
+    assert "left out" in errors
+    assert "kernels.json is not a result file" in errors
     for wrong in ([str(folder)], [*files, files[0]], [files[0], "--out", str(tmp_path)]):
         with pytest.raises(SystemExit, match="2"):
             main(["compare", *wrong])

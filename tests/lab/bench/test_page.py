@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import shutil
 from collections.abc import Iterator
@@ -12,8 +13,10 @@ import pytest
 from example import SKIPPED, example_results
 
 from fulmen.lab.bench import suites
+from fulmen.lab.bench.owners import Owner
 from fulmen.lab.bench.report.page import page
-from fulmen.lab.bench.results import Results
+from fulmen.lab.bench.report.side_by_side import history, side_by_side
+from fulmen.lab.bench.results import Cell, Results
 
 playwright = pytest.importorskip("playwright.sync_api")
 
@@ -117,7 +120,28 @@ def test_every_column_says_whose_it_is(opened: playwright.Page) -> None:
     assert opened.locator(f'{LASD} tbody tr[data-column="Flash"] .badge').inner_text().startswith("torch")
     card = opened.locator('.card[href="#flao"]').inner_text()
     assert "Fulmen, fused against" in card
-    assert "(torch" in card
+    assert "(our rendering, in torch)" in card
+    assert "the median of 3 sections and sizes" not in card  # one section has a fused column
+    legend = opened.locator(f'{LASD} .legend [data-column="LASD_P"]').inner_text()
+    assert legend.startswith("Fulmen, head decay")
+    assert "LASD_P" in legend
+
+
+def test_sections_have_their_own_descriptions(browser: playwright.Browser, tmp_path: Path) -> None:
+    results, tables = example_results(QUICK), []
+    for section in ("token gate", "decode, token gate"):
+        table = copy.deepcopy(results.tables[0])
+        table.suite, table.section, table.columns, table.baseline = "delta", section, ["Fulmen"], "transformers"
+        table.title, table.mode, table.metric = "delta-speed-fwd-batch1-head8-dim128-fp32", "fwd", "speed"
+        table.cells, table.owners = [Cell(256, "Fulmen", 1.0)], {"Fulmen": Owner("fulmen")}
+        tables.append(table)
+    results.tables = tables
+    opened = Opened(browser, written(results, tmp_path))
+    row = opened.page.locator('[data-suite="delta"] tbody tr th')
+    assert "delta_rule, token decay" in row.inner_text()
+    opened.page.select_option('[data-suite="delta"] select', "1")
+    assert "delta_rule_step, token decay" in row.inner_text()
+    opened.close()
 
 
 def test_a_legend_toggle_hides_and_shows_a_curve(opened: playwright.Page) -> None:
@@ -204,6 +228,48 @@ def test_an_address_restores_a_view(browser: playwright.Browser, opened: playwri
     again.close()
 
 
+def test_any_address_opens_the_page_and_a_new_one_changes_the_view(browser: playwright.Browser, path: Path) -> None:
+    opened = Opened(browser, f"{path.as_uri()}#100%")
+    assert len(curves(opened.page)) == 10
+    opened.page.evaluate("location.hash = 'lasd?view=speedup&mode=bwd&hide=Flash'")
+    opened.page.wait_for_selector(f'{LASD} [data-value="speedup"][aria-pressed="true"]')
+    assert "Flash" not in curves(opened.page)
+    opened.close()
+
+
+def test_runs_side_by_side(browser: playwright.Browser, tmp_path: Path) -> None:
+    """A colour for each column, a dash for each run; and labels with commas in links."""
+    runs = {name: example_results(QUICK) for name in ("a, b.json", "c.json")}
+    opened = Opened(browser, written(side_by_side(runs), tmp_path))
+    shown = opened.page
+    lines = shown.evaluate(
+        f"Object.fromEntries([...document.querySelectorAll('{LASD} .series')].map(g => [g.dataset.name,"
+        " [g.style.color, g.querySelector('.line').getAttribute('stroke-dasharray')]]))"
+    )
+    first, second, other = (lines[name] for name in ("LASD_P [a, b.json]", "LASD_P [c.json]", "LAND_P [a, b.json]"))
+    assert first[0] == second[0] != other[0]
+    assert first[1] == other[1] != second[1]
+    shown.click(f'{LASD} .legend [data-column="LASD_P [a, b.json]"]')
+    again = Opened(browser, shown.url)
+    assert "LASD_P [a, b.json]" not in curves(again.page)
+    assert "LASD_P [c.json]" in curves(again.page)
+    again.close()
+    opened.close()
+
+
+def test_a_history_is_labelled_by_date_and_version(browser: playwright.Browser, tmp_path: Path) -> None:
+    runs = [example_results(QUICK) for _ in range(3)]
+    for i, run in enumerate(runs):
+        run.started = f"2026-0{i + 1}-15T12:00:00+00:00"
+    opened = Opened(browser, written(history(runs), tmp_path))
+    texts = opened.page.locator(f"{LASD} .chart svg text").all_text_contents()
+    assert {"2026-01-15", "2026-02-15", "2026-03-15", "0.1.0"} <= set(texts)
+    circles = opened.page.locator(f'{LASD} .series[data-name="LASD_P"] circle')
+    x = [float(circle.get_attribute("cx") or "nan") for circle in circles.all()]
+    assert x[1] - x[0] == pytest.approx(x[2] - x[1], abs=0.2)  # runs are counted, not measured
+    opened.close()
+
+
 def test_a_view_is_saved(opened: playwright.Page) -> None:
     opened.click(f'{LASD} [data-value="speedup"]')
     with opened.expect_download() as saved:
@@ -233,6 +299,21 @@ def test_noise_is_marked(browser: playwright.Browser, tmp_path: Path) -> None:
     texts = opened.page.locator(f'{LASD} tbody tr[data-column="LASD_P"] td').all_text_contents()
     assert [text.startswith("~") for text in texts[:3]] == [False, True, False]
     assert texts[3] == "103%"  # the spread
+    assert "Error: against float64, at n = 131, batch 2" in opened.page.inner_text(f"{LASD} .notes")
+    opened.page.click(f'{LASD} [data-value="total"]')
+    texts = opened.page.locator(f'{LASD} tbody tr[data-column="LASD_P"] td').all_text_contents()
+    assert texts[1].startswith("~")
+    assert texts[3].endswith("%")
+    assert opened.page.locator(f"{LASD} .series .band").count() == 10
+    cell = table.cell(1024, "Flash")
+    assert cell is not None
+    assert cell.value is not None
+    cell.p80 = 2 * cell.value
+    opened.close()
+    opened = Opened(browser, written(results, tmp_path))
+    opened.page.click(f'{LASD} [data-value="speedup"]')
+    texts = opened.page.locator(f'{LASD} tbody tr[data-column="LC"] td').all_text_contents()
+    assert [text.startswith("~") for text in texts[:3]] == [False, True, False]  # over a noisy baseline
     assert "not to be trusted; repeat on a quiet machine" in opened.page.inner_text(f"{LASD} .notes")
     assert "cores busy with other work, 3.5 before it began" in opened.page.inner_text("#warning")
     opened.close()
@@ -244,6 +325,13 @@ def test_the_pointer_tells_figures(opened: playwright.Page) -> None:
     assert "LASD_P" in tip.inner_text()
     assert "ms" in tip.inner_text()
     assert tip.is_visible()
+    assert "Fulmen, head decay" in tip.inner_text()
+    opened.click(f"{LASD} label.switch input")
+    for width in (1280, 400):
+        opened.set_viewport_size({"width": width, "height": 900})
+        opened.hover(f"{LASD} .chart svg")
+        assert "published, A100, batch4-head32-dim128-bf16" in tip.inner_text()
+        assert tip.locator(".more", has_text="published").first.is_visible()
 
 
 def test_environment_and_reasons_are_shown(opened: playwright.Page) -> None:

@@ -1,10 +1,15 @@
 """Packages of others, where they are installed and can run without a GPU."""
 
+import sys
+
 import pytest
 import torch
 
+from fulmen.lab.bench import peers
 from fulmen.lab.bench.correctness import CorrectnessCheck
+from fulmen.lab.bench.owners import Owner
 from fulmen.lab.bench.suite import Sizes
+from fulmen.lab.bench.suites import flao, tpa_decode
 from fulmen.lab.bench.suites.lasd import SUITE
 
 
@@ -22,3 +27,43 @@ def test_lightning_attn_is_lc_where_it_is_installed(mode, device, monkeypatch):
     assert verdict.problem == ""
     assert verdict.error < 1e-5
     assert calls
+
+
+@pytest.mark.parametrize("mode", ["fwd", "bwd"])
+def test_flas_own_form_runs_on_a_cpu_without_fla_being_imported(mode, tmp_path, monkeypatch):
+    """Where fla can be imported, transformers calls its kernels; so the one file is, from a folder beside."""
+    folder = tmp_path / "fla" / "ops" / "simple_gla"
+    folder.mkdir(parents=True)
+    (folder / "naive.py").write_text(
+        "from fulmen.lab.baselines.gla import simple_gla\n"
+        "def naive_chunk_simple_gla(q, k, v, g, scale): return simple_gla(q, k, v, g), None\n"
+    )
+    info = tmp_path / "fla_core-9.8.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fla-core\nVersion: 9.8\n")
+    monkeypatch.setenv("FULMEN_PEERS", str(tmp_path))
+    peers.one_file.cache_clear()
+    column = SUITE.column("GLA_S_K")
+    assert column.owned("cpu") == Owner("fla", version="9.8")
+    check = CorrectnessCheck(torch.float32, "cpu")
+    assert check.verdict(SUITE, column, Sizes(1, 2, 32), mode).problem == ""
+    assert "fla" not in sys.modules
+    monkeypatch.delenv("FULMEN_PEERS")
+    peers.one_file.cache_clear()
+    assert "fla" in peers.versions() or column.owned("cpu") == Owner("fla", rendered=True)
+
+
+@pytest.mark.parametrize("mode", ["fwd", "bwd"])
+@pytest.mark.parametrize("name", ["Mamba2", "SDPA-BNHD"])
+def test_what_a_user_has_on_a_cpu_is_right(name, mode):
+    if name == "Mamba2":
+        pytest.importorskip("transformers")
+    verdict = CorrectnessCheck(torch.float32, "cpu").verdict(SUITE, SUITE.column(name), Sizes(1, 2, 32), mode)
+    assert verdict.problem == ""
+    assert verdict.error < 1e-5
+
+
+def test_torch_code_of_ours_is_not_torchs():
+    for suite, name in ((flao.SUITE, "Lao Tor"), (flao.SUITE, "Flao Tor C"), (tpa_decode.SUITE, "ton")):
+        (column,) = (column for column in suite.columns if column.name == name)
+        assert column.owned("cpu").described == "our rendering, in torch"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from pathlib import Path
@@ -12,20 +13,25 @@ from example import ENVIRONMENT, SKIPPED, example_results
 import fulmen.lab.cli
 from fulmen.lab.bench import suites
 from fulmen.lab.bench.folder import Folder
+from fulmen.lab.bench.owners import Owner
 from fulmen.lab.bench.published import closest
 from fulmen.lab.bench.report import kernels, write
-from fulmen.lab.bench.report.findings import key_findings
-from fulmen.lab.bench.report.groups import groups_of
+from fulmen.lab.bench.report.findings import duel, headline, key_findings
+from fulmen.lab.bench.report.groups import Group, groups_of
 from fulmen.lab.bench.report.kernels import shared_memory_budget
 from fulmen.lab.bench.report.page import page
 from fulmen.lab.bench.report.plots import why_no_plots
+from fulmen.lab.bench.report.summary import summary
 from fulmen.lab.bench.results import Cell, Results, Table, load
+from fulmen.lab.bench.suite import describe_columns
+from fulmen.lab.bench.tables import NOISE
 
 SECTIONS = [
     "Summary", "System Configuration", "Benchmark Configuration", "Kernel Configuration", "Detailed Results",
     "Kernel Variants Explained", "Algorithm: Linear Attention", "Memory Efficiency", "Shared-Memory Budget",
     "Tables in the Published Form", "Files",
 ]  # fmt: skip
+OURS, TORCH = "Fulmen, recomputing backward (LA3-Chunked)", "Softmax attention of torch (PyTorch-SDPA)"
 KERNEL = {
     "kernel": "dq, recompute", "operator": "linear_attention", "role": "kernel", "arch": "sm_120", "dtype": "bf16",
     "D": 64, "E": 64, "decay": "none", "shared": 12288, "shared_limit": 101376, "registers": 184, "spills": 0,
@@ -38,7 +44,8 @@ def table(metric: str, mode: str, values: dict[int, tuple[float, float]]) -> Tab
     config = {"batch": 1, "heads": 2, "dim": 64, "dtype": "fp32"}
     columns = ["LA3-Chunked", "PyTorch-SDPA"]
     cells = [Cell(n, name, value) for n, row in values.items() for name, value in zip(columns, row, strict=True)]
-    return Table("la3", title, "", metric, mode, "n", columns, "PyTorch-SDPA", config, cells)
+    owners = {"LA3-Chunked": Owner("fulmen", version="0.1.0"), "PyTorch-SDPA": Owner("torch", version="2.13.0")}
+    return Table("la3", title, "", metric, mode, "n", columns, "PyTorch-SDPA", config, cells, owners=owners)
 
 
 @pytest.fixture
@@ -117,10 +124,10 @@ def test_markdown_has_every_section_of_the_la3_report(small: Results, tmp_path: 
     assert re.findall(r"^## (.*)$", text, re.MULTILINE) == SECTIONS
     for line in (
         "| Kernel | N=64 | N=128 | N=256 |",
-        "| **LA3-Chunked** | **6.00ms** | **12.00ms** | **24.00ms** |",
-        "| PyTorch-SDPA | 4.00ms | 24.00ms | 96.00ms |",
-        "| **LA3-Chunked** | **0.67x** | **2.00x** | **4.00x** |",
-        "| LA3-Chunked | 128 | 4.000 | 8.000 | 12.000 | **2.00x** | – | – |",
+        f"| **{OURS}** | **6.00ms** | **12.00ms** | **24.00ms** |",
+        f"| {TORCH} | 4.00ms | 24.00ms | 96.00ms |",
+        f"| **{OURS}** | **0.67x** | **2.00x** | **4.00x** |",
+        f"| {OURS} | 128 | 4.000 | 8.000 | 12.000 | **2.00x** | – | – |",
         "| 128 | 20.0 | 40.0 | 50% |",
         "| cpu model | Example CPU |",
         "| Head Dimension | 64 |",
@@ -147,11 +154,91 @@ def test_without_triton_there_are_no_tiles(small: Results, tmp_path: Path, monke
 
 def test_findings_are_computed(small: Results) -> None:
     assert key_findings(groups_of(small.tables)[0]) == [
-        "**LA3-Chunked is fastest** at N=256: 24.00 ms (forward and backward), **4.00x faster** than PyTorch-SDPA",
+        f"**{OURS}** takes 24.00 ms at N=256 (forward and backward), {TORCH} (torch 2.13.0) 96.00 ms: "
+        "**4.00x as fast**",
         "LA3-Chunked overtakes PyTorch-SDPA between N=64 and 128",
         "From the last two lengths measured, time grows: LA3-Chunked as N^1.00, PyTorch-SDPA as N^2.00",
-        "At N=128 LA3-Chunked needs least memory (backward): 20 MiB, 50% less than PyTorch-SDPA",
+        "At N=128 LA3-Chunked needs 20 MiB (backward), 0.50 times the 40 MiB of PyTorch-SDPA",
     ]
+
+
+def test_a_duel_is_between_what_takes_the_same_tensors(small: Results) -> None:
+    """And a card has the median of a suite's, not the best."""
+    for one in small.tables:
+        one.columns.append("LA3-Original")  # with a decay, which softmax attention has not
+        one.owners["LA3-Original"] = one.owners["LA3-Chunked"]
+        one.cells += [Cell(n, "LA3-Original", 0.5) for n in one.lengths]
+    groups = groups_of(small.tables)
+    found = duel(groups[0], ("fwd", "bwd"))
+    assert found is not None
+    assert (found.ours, found.other, found.n, found.ratio) == ("LA3-Chunked", "PyTorch-SDPA", 256, 4.0)
+    many = []
+    for slower in (1.0, 8.0, 2.0):
+        again = copy.deepcopy(groups[0])
+        for one in again.tables.values():
+            for cell in one.cells:
+                if cell.column == "PyTorch-SDPA" and cell.value:
+                    cell.value *= slower
+        many.append(again)
+    chosen = headline(many)
+    assert chosen is not None
+    assert (chosen[0].ratio, chosen[1]) == (8.0, 3)
+
+
+def test_where_all_are_ours_the_baseline_is_the_other(small: Results) -> None:
+    for one in small.tables:
+        one.owners["PyTorch-SDPA"] = one.owners["LA3-Chunked"]
+    assert re.search(r"la3 +training +256 +24\.00 ms \(LA3-Chunked\) .* 4\.00x +ours", summary(small))
+
+
+def test_whose_a_column_is_was_decided_where_it_ran(small: Results, tmp_path: Path) -> None:
+    for one in small.tables:
+        one.owners["PyTorch-SDPA"] = Owner("flash_attn", version="2.8")
+    small.save(tmp_path / "benchmark_results.json")
+    write(load(tmp_path / "benchmark_results.json"), tmp_path)
+    assert "| PyTorch-SDPA | Softmax attention of torch | flash_attn 2.8 |" in (tmp_path / "la3.md").read_text()
+    small.tables[0].owners.clear()
+    assert groups_of(small.tables[:1])[0].owner("PyTorch-SDPA").kind == "unknown"  # and in no duel
+
+
+def test_sections_describe_their_own_columns() -> None:
+    """Where columns of several sections have one name."""
+    groups = [Group("delta", section, "") for section in ("token gate", "decode, token gate")]
+    found = [group.column("Fulmen") for group in groups]
+    assert [column.about for column in found if column] == ["delta_rule, token decay", "delta_rule_step, token decay"]
+    listed = [row["about"] for row in describe_columns(suites.find("delta"), "cpu") if row["name"] == "Fulmen"]
+    assert listed[:3:2] == ["delta_rule, token decay", "delta_rule_step, token decay"]
+
+
+def test_noise_is_marked_in_every_text(small: Results, tmp_path: Path) -> None:
+    cell = small.tables[0].cell(256, "PyTorch-SDPA")
+    assert cell is not None
+    cell.p20, cell.p80 = 30.0, 60.0
+    write(small, tmp_path)
+    text = (tmp_path / "la3.md").read_text()
+    for line in (
+        f"| {TORCH} | 4.00ms | 24.00ms | 96.00ms~ |",
+        f"| **{OURS}** | **0.67x** | **2.00x** | **4.00x~** |",  # over a noisy baseline
+        f"~ {NOISE}",
+    ):
+        assert line in text.splitlines()
+    assert "96.00 ms~: **4.00x" in text
+    lines = summary(small).splitlines()
+    assert "96.00 ms~ (PyTorch-SDPA)  4.00x~" in lines[-2]
+    assert lines[-1] == f"~ {NOISE}"
+
+
+def test_a_phase_is_told_once(small: Results) -> None:
+    small.tables = small.tables[:1]
+    for one in small.tables:
+        one.suite, one.section = "models", "Mamba2 training"
+        one.columns = ["patched", "transformers"]
+        one.owners = {"patched": Owner("fulmen"), "transformers": Owner("transformers")}
+        for cell in one.cells:
+            cell.column = "patched" if cell.column == "LA3-Chunked" else "transformers"
+            cell.value = (cell.value or 0.0) * 100
+    (row,) = (line for line in summary(small).splitlines() if line.startswith("models"))
+    assert re.match(r"models Mamba2 training  training  256  800\.00 ms \(patched\)  3200 ms \(transformers\)", row)
 
 
 def test_nothing_is_claimed_where_the_baseline_did_not_run(small: Results) -> None:
@@ -160,7 +247,7 @@ def test_nothing_is_claimed_where_the_baseline_did_not_run(small: Results) -> No
             if cell.column == one.baseline:
                 cell.value, cell.skipped = None, "too slow"
     assert key_findings(groups_of(small.tables)[0]) == [
-        "**LA3-Chunked is fastest** at N=256: 24.00 ms (forward and backward)"
+        f"**{OURS}** is fastest at N=256: 24.00 ms (forward and backward)"
     ]
 
 
@@ -228,10 +315,10 @@ def test_a_wrong_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str
     other.write_text("{}")
     assert fulmen.lab.cli.main(["report", str(other)]) == 1
     assert "other.json is not a result file of `fulmen bench`: it has no field 'format'" in capsys.readouterr().err
-    other.write_text('{"format": 1, "environment": {}, "options": {}}')
+    other.write_text('{"format": 2, "environment": {}, "options": {}}')
     assert fulmen.lab.cli.main(["report", str(other)]) == 1
     assert "it has no field 'started'" in capsys.readouterr().err
-    bare = {"format": 1, "environment": {}, "options": {}, "started": "2026-01-31"}
+    bare = {"format": 2, "environment": {}, "options": {}, "started": "2026-01-31"}
     for environment, missing in (
         ({}, "'fulmen' in environment"),
         (ENVIRONMENT | {"cpu": {}}, "'model' in environment.cpu"),

@@ -49,7 +49,7 @@ def test_every_cell_of_real_suites_has_a_value_or_says_why(tmp_path):
                 assert cell.skipped == "flash_attn runs on CUDA only"
                 continue
             assert cell.skipped is None, f"{table.title} {cell}"
-            assert cell.error < 1e-5
+            assert table.metric == "memory" or table.errors[cell.column] < 1e-5
             if table.metric == "speed":
                 assert 0 < cell.p20 <= cell.value <= cell.p80
                 assert cell.first_call > 0

@@ -61,8 +61,8 @@ def test_no_cells() -> None:
 
 
 def test_an_error_is_told_once_with_the_size_it_was_taken_at() -> None:
-    cells = table(Cell(64, "A", 1.5, error=3e-7), Cell(64, "B c", 2.0), Cell(128, "A", 2.5, error=3e-7))
-    cells.checked = "n = 131, heads 2"
+    cells = table(Cell(64, "A", 1.5), Cell(64, "B c", 2.0), Cell(128, "A", 2.5))
+    cells.errors, cells.checked = {"A": 3e-7}, "n = 131, heads 2"
     assert error_line(cells) == "off from float64 (n = 131, heads 2): A 3e-07"
 
 
@@ -85,6 +85,7 @@ def test_speedup_is_over_the_baseline() -> None:
 
 def test_csv_has_every_cell_with_all_that_is_known() -> None:
     tables = example_results().tables
+    tables[0].cells[0].p80 = 2 * tables[0].cells[0].value
     lines = list(csv.DictReader(StringIO(to_csv(tables))))
     cells = [(one, cell) for one in tables for cell in one.cells]
     assert len(lines) == len(cells)
@@ -92,4 +93,8 @@ def test_csv_has_every_cell_with_all_that_is_known() -> None:
         assert (line["title"], line["column"], int(line["n"])) == (one.title, cell.column, cell.n)
         assert line["value"] == ("" if cell.value is None else str(cell.value))
         assert line["skipped"] == (cell.skipped or "")
+        assert line["owner"] == one.owners[cell.column].described
+        assert line["error"] == str(one.errors.get(cell.column, ""))
+        assert line["error_at"] == (one.checked if cell.column in one.errors else "")
+        assert line["noisy"] == ("yes" if cell.noisy else "")
     assert {line["unit"] for line in lines if line["metric"] == "memory"} == {"MiB"}

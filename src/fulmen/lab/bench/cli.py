@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fulmen.lab.arguments import input_path, output_file, output_folder
 from fulmen.lab.bench import suites
+from fulmen.lab.files import write_text
 from fulmen.runtime.checks import MAX_SIZE
+
+if TYPE_CHECKING:
+    from fulmen.lab.bench.results import Results
 
 RESULTS = "benchmark_results.json"
 FOLDER = Path("bench-results")
@@ -116,7 +121,7 @@ def _add_compare(commands: Any) -> None:
         metavar="RESULTS.json",
         help="what `fulmen bench` wrote, or a folder of it",
     )
-    compare.add_argument("--out", type=output_folder, metavar="DIR", help="where to write the page, report.html")
+    compare.add_argument("--out", type=output_folder, metavar="DIR", help="where to write the page, compare.html")
     compare.add_argument(
         "--fail-over",
         type=percentage,
@@ -197,9 +202,14 @@ def run_compare(asked: argparse.Namespace) -> int:
     if len(paths) > 2 or any(path.is_dir() for path in paths):
         asked.parser.error("more than two files, or a folder, are compared on a page: give --out DIR")
     if len(paths) == 1:
-        print(compare.with_published(load(paths[0])))
+        run = load(paths[0])
+        print("\n\n".join((*run.warnings, compare.with_published(run))))
         return 0
-    changes = compare.changes(*map(load, paths))
+    runs = {str(path): load(path) for path in paths}
+    for path, run in runs.items():
+        for warning in run.warnings:
+            print(f"{path}: {warning}")
+    changes = compare.changes(*runs.values())
     print(compare.describe(changes))
     return int(asked.fail_over is not None and any(change.worse_by > asked.fail_over for change in changes))
 
@@ -212,18 +222,33 @@ def _compared_on_a_page(paths: list[Path], out: Path, parser: argparse.ArgumentP
     if any(path.is_dir() for path in paths):
         if len(paths) > 1:
             parser.error("give one folder, or files")
-        found = sorted(paths[0].glob("**/*.json"))
+        found = _results_in(paths[0])
         if not found:
             parser.error(f"there is no result file in {paths[0]}")
-        together = side_by_side.history([load(path) for path in found])
+        together = side_by_side.history(found)
     else:
         if len(paths) < 2:
             parser.error("--out needs two or more result files, or a folder of them")
         together = side_by_side.side_by_side({str(path): load(path) for path in paths})
+    text = page(together)
     out.mkdir(parents=True, exist_ok=True)
-    written = out / "report.html"
-    written.write_text(page(together), encoding="utf-8")
+    written = out / "compare.html"  # the folder may be a run's, with a report of its own
+    write_text(written, text)
     return written
+
+
+def _results_in(folder: Path) -> list[Results]:
+    """Other files that lie there are left out, and named."""
+    from fulmen.lab.bench.results import load
+
+    def loaded(path: Path) -> Results | None:
+        try:
+            return load(path)
+        except ValueError as error:
+            print(f"fulmen: left out: {error}", file=sys.stderr)
+            return None
+
+    return [run for path in sorted(folder.glob("**/*.json")) if (run := loaded(path))]
 
 
 def whole(text: str) -> int:

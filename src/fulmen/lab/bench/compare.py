@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from fulmen.lab.bench.published import PublishedTable, closest
 from fulmen.lab.bench.results import Cell, Results, Table
-from fulmen.lab.bench.tables import UNITS
+from fulmen.lab.bench.tables import MARK, NOISE, UNITS
 
 BROKEN = ("wrong", "failed")  # how the reasons begin for which a cell that should have a value has none
-NOISE = 0.03  # two runs of the same differ by this much even where their spreads do not touch
+SAME = 0.03  # two runs of the same differ by this much even where their spreads do not touch
+LONG, AGREED = 5.0, 0.1  # milliseconds; two runs of a machine that measures well agree within this share
 
 
 def with_published(results: Results) -> str:
@@ -36,16 +37,15 @@ def _beside(table: Table, published: PublishedTable) -> str:
         cells = []
         for name in columns:
             row = rows.get(n, {})
-            ours = _over(_value(table, n, table.baseline), _value(table, n, name))
+            own, base = table.cell(n, name), table.cell(n, table.baseline)
+            mark = MARK if any(cell.noisy for cell in (own, base) if cell) else " "
+            ours = _over(base.value if base else None, own.value if own else None) + mark
             theirs = _over(row.get(table.baseline), row.get(name))
             cells.append(f"{ours:>8} | {theirs:>7}")
         lines.append(f"{n:>8}" + "".join(cells))
+    if any(MARK in line for line in lines):
+        lines.append(f"{MARK} {NOISE}")
     return "\n".join(lines)
-
-
-def _value(table: Table, n: int, column: str) -> float | None:
-    cell = table.cell(n, column)
-    return cell.value if cell else None
 
 
 def _over(base: float | None, own: float | None) -> str:
@@ -68,11 +68,15 @@ class Change:
         return (self.after.value or 0.0) / (self.before.value or 1.0) - 1
 
     @property
+    def noisy(self) -> bool:
+        return self.before.noisy or self.after.noisy
+
+    @property
     def verdict(self) -> str:
         """ "same" unless the spreads (p20 to p80) are apart, and by more than the noise."""
         if self.after.value is None:
             return "worse"
-        if abs(self.relative) <= NOISE or not self._apart:
+        if abs(self.relative) <= SAME or not self._apart:
             return "same"
         return "worse" if self.relative > 0 else "better"
 
@@ -102,8 +106,21 @@ def changes(before: Results, after: Results) -> list[Change]:
     return found
 
 
+def agreement(found: list[Change]) -> str:
+    """How far two runs of the same agree: of the times that are long enough to be measured well."""
+    timed = [change for change in found if change.table.metric == "speed" and change.after.value is not None]
+    long = [change for change in timed if (change.before.value or 0.0) > LONG]
+    steady = [change for change in long if not change.noisy]
+    within = sum(abs(change.relative) <= AGREED for change in steady)
+    return (
+        f"of {len(long)} cells above {LONG:g} ms, {len(long) - len(steady)} are marked as noisy; of the rest {within} "
+        f"of {len(steady)} are within {AGREED:.0%}"
+    )
+
+
 def describe(found: list[Change]) -> str:
-    """The changes that are beyond the noise, the largest first, and how many there are of each kind."""
+    """The changes that are beyond the noise, the largest first, how many there are of each kind, and how far runs
+    agree."""
     lines = []
     for change in sorted(found, key=lambda change: -abs(change.relative)):
         if change.verdict != "same":
@@ -113,9 +130,13 @@ def describe(found: list[Change]) -> str:
             now = f"{unit} -> {cell.skipped}" if cell.value is None else f"-> {cell.value:.3f} {unit}"
             values = f"{change.before.value:.3f} {now}"
             where = f"{table.title}{section} {table.axis} = {cell.n} {cell.column}"
-            lines.append(f"{change.verdict:<7}{change.relative:>+8.1%}  {where}: {values}")
+            mark = f" {MARK}" if change.noisy else ""
+            lines.append(f"{change.verdict:<7}{change.relative:>+8.1%}  {where}: {values}{mark}")
     count = {verdict: sum(change.verdict == verdict for change in found) for verdict in ("better", "same", "worse")}
     lines.append(f"{len(found)} cells: " + ", ".join(f"{number} {verdict}" for verdict, number in count.items()))
+    lines.append(agreement(found))
+    if any(line.endswith(MARK) for line in lines):
+        lines.append(f"{MARK} {NOISE}")
     return "\n".join(lines)
 
 

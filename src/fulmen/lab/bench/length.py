@@ -81,9 +81,6 @@ class Length:
             if of == mode:
                 self._record(column, mode, metric, Cell(self._n, column.name, skipped=reason, first_call=first_call))
 
-    def _error(self, column: Column, mode: str) -> float | None:
-        return self._bench.check.verdict(self._part.suite, column, self._part.sizes, mode).error
-
     def _possible(self, columns: list[Column], mode: str) -> list[Column]:
         """Those that can run here, are right, and fit into memory."""
         found = []
@@ -92,13 +89,20 @@ class Length:
             reason = column.why_not(self._bench.device) or self._no_time()
             if not reason:
                 with self._bench.spending.on("checks"):
-                    reason = self._bench.check.verdict(self._part.suite, column, self._part.sizes, mode).problem
+                    reason = self._wrong(column, mode)
             reason = reason or self._too_large(column, mode)
             if reason:
                 self._skip(column, mode, reason)
             else:
                 found.append(column)
         return found
+
+    def _wrong(self, column: Column, mode: str) -> str:
+        """Its error is one of the column, and stands in the table once."""
+        verdict = self._bench.check.verdict(self._part.suite, column, self._part.sizes, mode)
+        if (mode, "speed") in self._tables and verdict.error is not None and not verdict.problem:
+            self._tables[mode, "speed"].errors[column.name] = verdict.error
+        return verdict.problem
 
     def _no_time(self) -> str:
         """The budget may be spent at any moment; then nothing more is begun."""
@@ -167,13 +171,11 @@ class Length:
             if reason := _not_compiled(column):
                 self._skip(column, mode, reason)
             else:
-                cell = self._speed(column, mode, times[column.name], first_calls[column.name])
-                self._record(column, mode, "speed", cell)
+                self._record(column, mode, "speed", self._speed(column, times[column.name], first_calls[column.name]))
 
-    def _speed(self, column: Column, mode: str, timing: Timing, first: float) -> Cell:
+    def _speed(self, column: Column, timing: Timing, first: float) -> Cell:
         median, p20, p80 = (round(seconds * 1e3, 6) for seconds in timing)
-        error = self._error(column, mode)
-        return Cell(self._n, column.name, median, p20, p80, error, first_call=round(first * 1e3, 3))
+        return Cell(self._n, column.name, median, p20, p80, round(first * 1e3, 3))
 
     def _weigh(self, column: Column, mode: str) -> None:
         """Inputs are what the call was given (for bwd also the output's gradient), outputs what it gave; workspace is
@@ -189,7 +191,7 @@ class Length:
         given, outputs = bytes_of(inputs), bytes_of(results)
         total = given + kept + use.peak
         mib = [round(size / MEBIBYTE, 6) for size in (total, given, outputs, total - given - outputs)]
-        cell = Cell(self._n, column.name, mib[0], error=self._error(column, mode))
+        cell = Cell(self._n, column.name, mib[0])
         cell.inputs, cell.outputs, cell.workspace = mib[1:]
         self._record(column, mode, "memory", cell)
 

@@ -1,32 +1,41 @@
-"""Whose column is whose: ours, a package's own code, or our rendering of a package's algorithm."""
+"""Whose column is whose: ours, a package's own code, or our rendering of what a package computes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 
-class Owner(NamedTuple):
+@dataclass(frozen=True)
+class Owner:
     """Of a column.
 
     Attributes:
-        package: by whom its algorithm is; "fulmen" for ours.
-        rendered: whether that algorithm is written again in our own code, and not the package's.
+        package: by whom its algorithm is; "fulmen" for ours, and empty where that was not recorded.
+        rendered: whether that algorithm is written again in our own code, and not the package's; with "torch", written
+            in plain torch by us.
+        version: of the package, where it ran.
     """
 
     package: str
     rendered: bool = False
+    version: str = ""
 
     @property
     def kind(self) -> str:
-        """For programs: "ours", "theirs" or "rendered"."""
-        return "ours" if self.package == "fulmen" else "rendered" if self.rendered else "theirs"
+        """For programs: "ours", "theirs", "rendered" or "unknown"."""
+        if self.package in ("fulmen", ""):
+            return "ours" if self.package else "unknown"
+        return "rendered" if self.rendered else "theirs"
 
-    def described(self, version: str = "") -> str:
-        """For people; ``version`` is the package's."""
-        if self.kind == "ours":
-            return "ours"
-        return f"our rendering of {self.package}" if self.rendered else f"{self.package} {version}".strip()
+    @property
+    def described(self) -> str:
+        """For people."""
+        if self.kind in ("ours", "unknown"):
+            return self.kind
+        if not self.rendered:
+            return f"{self.package} {self.version}".strip()
+        return "our rendering, in torch" if self.package == "torch" else f"our rendering of {self.package}"
 
 
 def ours(device: str) -> Owner:

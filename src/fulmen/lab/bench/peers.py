@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from functools import cache
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 INSTALL = {
@@ -14,19 +19,26 @@ INSTALL = {
     "flash_attn": "pip install flash-attn (needs CUDA)",
 }
 _DISTRIBUTIONS = {"fla": "fla-core"}  # where a package is installed under another name
+# The environment variable that names a folder of packages to compare with which are not installed: where fla is,
+# transformers calls its kernels, on CPUs too, and they fail.
+FOLDER = "FULMEN_PEERS"
 
 
 def versions() -> dict[str, str]:
     """Of torch and of those peers that are installed; imports none."""
-    found = {package: _version(_DISTRIBUTIONS.get(package, package)) for package in ("torch", *INSTALL)}
+    found = {package: version_of(package) for package in ("torch", *INSTALL)}
     return {package: number for package, number in found.items() if number}
 
 
-def _version(distribution: str) -> str:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return ""
+def version_of(package: str) -> str:
+    """Empty if it is not installed."""
+    found = distributions(name=_DISTRIBUTIONS.get(package, package), path=_folders())
+    return next((distribution.version for distribution in found), "")
+
+
+def _folders() -> list[str]:
+    """Where packages are looked for."""
+    return [*sys.path, *filter(None, [os.environ.get(FOLDER)])]
 
 
 @cache
@@ -39,6 +51,17 @@ def why_missing(package: str) -> str:
     except Exception as error:  # a package may fail in its own ways on a machine it does not know
         return f"{package} cannot be imported: {error}"
     return ""
+
+
+@cache
+def one_file(package: str, file: str) -> ModuleType | None:
+    """A file of a package, imported without the package around it, which may need a GPU; None if it is not there."""
+    for path in (Path(folder, package, file) for folder in _folders()):
+        if path.is_file() and (spec := spec_from_file_location(f"{package}_{path.stem}", path)) and spec.loader:
+            module = module_from_spec(spec)
+            spec.loader.exec_module(module)
+            return module
+    return None
 
 
 def peer(path: str) -> Any:

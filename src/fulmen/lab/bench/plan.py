@@ -107,6 +107,7 @@ class Part:
         for mode in self.modes:
             for metric in self.metrics:
                 only = self.suite.memory_columns if metric == "memory" else None
+                columns = [column for column in self.columns if only is None or column.name in only]
                 yield Table(
                     suite=self.suite.name,
                     title=self.suite.title(metric, mode, self.sizes, dtype),
@@ -114,10 +115,11 @@ class Part:
                     metric=metric,
                     mode=mode,
                     axis=self.suite.axis,
-                    columns=[column.name for column in self.columns if only is None or column.name in only],
+                    columns=[column.name for column in columns],
                     baseline=self.suite.baseline,
                     config=config | {"dtype": dtype, "device": device},
                     checked=f"{self.suite.axis} = {LENGTH}, {_sizes(self.suite.check_sizes(self.sizes))}",
+                    owners={column.name: column.owned(device) for column in columns},
                 )
 
 

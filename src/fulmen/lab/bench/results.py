@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fulmen.lab.bench.conditions import Conditions
+from fulmen.lab.bench.owners import Owner
 from fulmen.lab.files import write_json
 
-FORMAT = 1
+FORMAT = 2
 NOISY = 0.2  # a spread above this share of the median: the cell cannot be trusted
 OVER_BUDGET = "over the time budget"  # how the reason begins of a cell that was left out for time
 Record = TypeVar("Record")
@@ -26,7 +27,6 @@ class Cell:
     value: float | None = None  # milliseconds (median) or MiB
     p20: float | None = None
     p80: float | None = None
-    error: float | None = None  # against the float64 reference, relative to its largest value
     first_call: float | None = None  # milliseconds of the first call ever, compilation included
     inputs: float | None = None  # MiB, in memory tables
     outputs: float | None = None
@@ -59,7 +59,12 @@ class Table:
     baseline: str  # the column that speedups are relative to
     config: dict[str, Any]  # batch, heads, dim, dtype ...
     cells: list[Cell] = field(default_factory=list)
-    checked: str = ""  # the sizes at which errors were taken
+    errors: dict[str, float] = field(default_factory=dict)  # of columns, relative to the float64 reference's largest
+    checked: str = ""  # the sizes at which they were taken
+    owners: dict[str, Owner] = field(default_factory=dict)  # of the columns, on the machine that ran them
+
+    def owner(self, column: str) -> Owner:
+        return self.owners.get(column, Owner(""))
 
     def cell(self, n: int, column: str) -> Cell | None:
         return next((cell for cell in self.cells if (cell.n, cell.column) == (n, column)), None)
@@ -80,6 +85,11 @@ class Results:
     conditions: Conditions = field(default_factory=Conditions)
 
     @property
+    def warnings(self) -> list[str]:
+        """What disturbed it."""
+        return [warning] if (warning := self.conditions.warning) else []
+
+    @property
     def filled(self) -> list[Table]:
         """The tables that have cells; a run that was stopped may have begun others."""
         return [table for table in self.tables if table.cells]
@@ -96,7 +106,7 @@ def load(path: Path) -> Results:
         if "format" not in content:
             raise ValueError("it has no field 'format'")
         if content.pop("format") != FORMAT:
-            raise ValueError("its format is of another version")
+            raise ValueError("it was written by another version of fulmen")
         results = _record(Results, content, "")
         _has(results.environment, "environment", "fulmen", "torch", "cpu", "gpus")
         _has(results.environment["cpu"], "environment.cpu", "model", "threads")
@@ -105,6 +115,8 @@ def load(path: Path) -> Results:
         for i, table in enumerate(results.tables):
             _has(table.config, f"tables[{i}].config", "batch", "heads", "dim", "dtype")
             table.cells = [_record(Cell, cell, f"tables[{i}].cells[{j}]") for j, cell in enumerate(table.cells)]
+            owners = table.owners.items()
+            table.owners = {name: _record(Owner, owner, f"tables[{i}].owners.{name}") for name, owner in owners}
         return results
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} is not a result file of `fulmen bench`: {error}") from error
@@ -140,6 +152,11 @@ def of_run(column: str, run: str) -> str:
 def without_run(column: str) -> str:
     """The column's own name."""
     return column.partition(" [")[0]
+
+
+def run_of(column: str) -> str:
+    """The run in it; empty where there is only one."""
+    return column.partition(" [")[2].removesuffix("]")
 
 
 def now() -> str:

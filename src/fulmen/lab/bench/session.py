@@ -136,7 +136,7 @@ def rehearse(options: Options, out: Path, json_path: Path | None) -> None:
 
 def _present(results: Results, folder: Folder, json_path: Path | None) -> None:
     """What matters first; then every table."""
-    for text in (results.conditions.warning, summary(results)):
+    for text in (*results.warnings, summary(results)):
         if text:
             print(f"\n{text}")
     for table in results.filled:

@@ -10,16 +10,21 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from fulmen.lab.bench.owners import theirs
 from fulmen.lab.bench.peers import peer, why_missing
 from fulmen.lab.bench.suite import Column, Sizes, Work, tensor_bytes
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """flash-attn on CUDA where it is installed, else torch's own flash kernel, never a fallback."""
-    if q.is_cuda and not why_missing("flash_attn"):
+    if flash_attn_runs_on(q.device.type):
         return flash_attention_2(q, k, v)
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         return scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def flash_attn_runs_on(device: str) -> bool:
+    return device == "cuda" and not why_missing("flash_attn")
 
 
 def flash_attention_2(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -31,6 +36,11 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
+def sdpa_by_token(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """From ``[B, N, H, D]``, as projections give them."""
+    return sdpa(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
+
+
 def exact_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """From ``[B, N, H, D]``, plainly."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
@@ -40,12 +50,13 @@ def exact_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def softmax_column(
-    name: str, title: str, about: str, pros: str, function: Callable[..., Tensor], **others: Any
-) -> Column:
+    name: str, title: str, about: str, pros: str, function: Callable[..., Tensor], *, heads_first: bool = True,
+    **others: Any,
+) -> Column:  # fmt: skip
     """Of causal attention, as a baseline for what is linear."""
     return Column(
         name, title, about, pros, "O(n²) complexity", ("q", "k", "v"), function, exact_softmax, _least,
-        heads_first=True, growth=2, **others,
+        heads_first=heads_first, growth=2, **others,
     )  # fmt: skip
 
 
@@ -53,3 +64,15 @@ def _least(sizes: Sizes, n: int) -> dict[str, Work]:
     """Half of the scores are not needed."""
     tensor, half_product = tensor_bytes(sizes, n), sizes.batch * sizes.heads * n * n * sizes.dim
     return {"fwd": Work(4 * tensor, 2 * half_product), "bwd": Work(8 * tensor, 5 * half_product)}
+
+
+# In the other layout; published reports have none.
+SDPA_BY_TOKEN = softmax_column(
+    "SDPA-BNHD",
+    "Softmax attention of torch, by token",
+    "softmax attention: torch scaled_dot_product_attention on [B, N, H, D], as projections give it",
+    pros="No transposed copies",
+    function=sdpa_by_token,
+    owner=theirs("torch"),
+    heads_first=False,
+)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fulmen.lab.bench.owners import Owner, ours
-from fulmen.lab.bench.peers import versions, why_missing
+from fulmen.lab.bench.peers import version_of, why_missing
 from fulmen.lab.bench.results import without_run
 from fulmen.runtime.architectures import Architecture
 
@@ -104,6 +104,11 @@ class Column:
     peer: str = ""
     cuda_only: bool = False
     needs: str = ""
+
+    def owned(self, device: str) -> Owner:
+        """By whom, as it would run here."""
+        owner = self.owner(device)
+        return replace(owner, version=version_of(owner.package))
 
     def why_not(self, device: str) -> str:
         """Why it cannot run here on ``device`` ("cpu" or "cuda"); empty if it can."""
@@ -207,11 +212,6 @@ class Suite:
         own, columns = without_run(name), self.sections.get(section, self.columns)
         return next((column for column in columns if column.name == own), None)
 
-    def explained(self, name: str) -> tuple[str, str, str]:
-        """A column's line, pros and cons; of one that is not known any more only its name."""
-        column = self.column(name)
-        return (name, "", "") if column is None else (column.about, column.pros, column.cons)
-
     def title(self, metric: str, mode: str, sizes: Sizes, dtype: str) -> str:
         return f"{self.name}-{metric}-{mode}-{self.sizes_in_title(sizes)}-{dtype}"
 
@@ -228,17 +228,15 @@ def product_flops(sizes: Sizes, n: int) -> int:
 
 def describe_columns(suite: Suite, device: str) -> list[dict[str, Any]]:
     """What `fulmen list` says of a suite's columns, ready for JSON."""
-    rows, installed = [], versions()
-    for column in suite.columns:
-        reason, owner = column.why_not(device), column.owner(device)
-        rows.append(
-            {
-                "name": column.name,
-                "title": column.title,
-                "owner": owner.described(installed.get(owner.package, "")),
-                "available": not reason,
-                "reason": reason,
-                "about": column.about,
-            }
-        )
-    return rows
+    rows: dict[tuple[str, str], dict[str, Any]] = {}  # sections may have columns of one name that differ
+    for column in (column for columns in suite.sections.values() for column in columns):
+        reason = column.why_not(device)
+        rows[column.name, column.about] = {
+            "name": column.name,
+            "title": column.title,
+            "owner": column.owned(device).described,
+            "available": not reason,
+            "reason": reason,
+            "about": column.about,
+        }
+    return list(rows.values())

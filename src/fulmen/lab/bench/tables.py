@@ -31,11 +31,10 @@ def published_form(table: Table) -> str:
 
 def error_line(table: Table) -> str:
     """Each column's error, which was taken once, before anything was timed; to stand below the table, or empty."""
-    errors = {cell.column: cell.error for cell in table.cells if cell.error is not None}
-    if not errors:
+    if not table.errors:
         return ""
     where = f" ({table.checked})" if table.checked else ""
-    each = ", ".join(f"{column} {errors[column]:.0e}" for column in table.columns if column in errors)
+    each = ", ".join(f"{column} {table.errors[column]:.0e}" for column in table.columns if column in table.errors)
     return fill(f"off from float64{where}: {each}", 120, subsequent_indent="    ", break_on_hyphens=False)
 
 
@@ -75,10 +74,15 @@ def to_csv(tables: Iterable[Table]) -> str:
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
     cell_fields = [field.name for field in fields(Cell)]
-    writer.writerow(["suite", "section", "title", "metric", "mode", "unit", *cell_fields])
+    head = ["suite", "section", "title", "metric", "mode", "unit", "owner", "error", "error_at", "noisy"]
+    writer.writerow([*head, *cell_fields])
     for table in tables:
         about = [table.suite, table.section, table.title, table.metric, table.mode, UNITS[table.metric]]
-        writer.writerows([*about, *(getattr(cell, name) for name in cell_fields)] for cell in table.cells)
+        for cell in table.cells:
+            error = table.errors.get(cell.column)
+            said = [table.owner(cell.column).described, error, "" if error is None else table.checked]
+            figures = (getattr(cell, name) for name in cell_fields)
+            writer.writerow([*about, *said, "yes" if cell.noisy else "", *figures])
     return text.getvalue()
 
 

@@ -3,83 +3,138 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fulmen.lab.bench import suites
 from fulmen.lab.bench.report.groups import Group
-from fulmen.lab.bench.suite import Column
+from fulmen.lab.bench.results import run_of
+from fulmen.lab.bench.tables import MARK
 
 WHAT = {("fwd",): "forward", ("bwd",): "backward", ("fwd", "bwd"): "forward and backward"}
 
 
+@dataclass(frozen=True)
+class Duel:
+    """A column of ours and one that is not, at the longest length that both ran."""
+
+    group: Group
+    modes: Sequence[str]
+    n: int
+    ours: str
+    other: str
+
+    def time(self, column: str) -> float:
+        """Milliseconds."""
+        return self.group.total(self.n, column, self.modes) or 0.0
+
+    def told(self, column: str) -> str:
+        """Its time, marked where it is noisy."""
+        mark = MARK if self.group.noisy(self.n, column, self.modes) else ""
+        return f"{milliseconds(self.time(column))}{mark}"
+
+    @property
+    def ratio(self) -> float:
+        """How many times as fast ours is."""
+        return self.time(self.other) / self.time(self.ours)
+
+    @property
+    def noisy(self) -> bool:
+        return any(self.group.noisy(self.n, column, self.modes) for column in (self.ours, self.other))
+
+    @property
+    def owner(self) -> str:
+        """Of the other, in words."""
+        return self.group.owner(self.other).described
+
+
+def duel(group: Group, modes: Sequence[str]) -> Duel | None:
+    """The fastest that is not ours and our fastest, over the time of all ``modes``: of those that compute from the same
+    tensors, if there are any. Where all are ours, the baseline is the other. None where there is no such pair."""
+    known = {name: column for name in group.columns if (column := group.column(name)) is not None}
+    mine = [name for name in known if group.owner(name).kind == "ours"]
+    rivals = [name for name in known if group.owner(name).kind in ("theirs", "rendered")]
+    rivals = rivals or [name for name in mine if name == group.baseline]
+    pairs = [(a, b) for a in mine for b in rivals if a != b and run_of(a) == run_of(b)]
+    alike = [(a, b) for a, b in pairs if known[a].takes == known[b].takes]
+    for some in (alike, pairs):
+        for n in reversed(group.lengths):
+            times = {name: time for name in known if (time := group.total(n, name, modes)) is not None}
+            ran = [pair for pair in some if pair[0] in times and pair[1] in times]
+            if ran:
+                best, other = min(ran, key=lambda pair: (times[pair[1]], times[pair[0]]))
+                return Duel(group, modes, n, best, other)
+    return None
+
+
+def headline(groups: Iterable[Group]) -> tuple[Duel, int] | None:
+    """The duel that a suite's card tells of, the median of its sections and sizes, and how many there are."""
+    found = [one for group in groups if (one := duel(group, group.modes)) is not None]
+    found.sort(key=lambda one: one.ratio)
+    return (found[(len(found) - 1) // 2], len(found)) if found else None
+
+
 def key_findings(group: Group) -> list[str]:
-    """Markdown sentences: who is fastest, from where on, how time grows, and who needs least memory."""
-    found = [fastest(group), crossing(group), growth(group), memory(group)]
-    return [sentence for sentence in found if sentence]
+    """Markdown sentences on our best column and the best that is not ours: which is faster, from where on, how time
+    grows, and who needs less memory."""
+    found = duel(group, group.modes)
+    if found is None:
+        return fastest(group)
+    sentences = [faster(found), crossing(found), growth(found), memory(found)]
+    return [sentence for sentence in sentences if sentence]
 
 
-def fastest(group: Group) -> str:
-    """At the longest length that the baseline ran, or that anything ran."""
-    timed = [n for n in group.lengths if any(group.total(n, column) is not None for column in group.columns)]
-    compared = [n for n in timed if group.total(n, group.baseline) is not None]
-    if not timed:
-        return ""
-    n = (compared or timed)[-1]
-    best, time = ranking(group, n)[0]
-    sentence = f"**{best} is fastest** at {axis(group)}={n}: {milliseconds(time)} ({what(group)})"
-    ratio = group.speedup(n, best)
-    if ratio is not None and best != group.baseline:
-        sentence += f", **{ratio:.2f}x faster** than {group.baseline}"
-    return sentence
+def fastest(group: Group) -> list[str]:
+    """Where there is nothing to compare with."""
+    for n in reversed(group.lengths):
+        times = {column: time for column in group.columns if (time := group.total(n, column)) is not None}
+        if times:
+            best = min(times, key=times.__getitem__)
+            return [
+                f"**{named(group, best)}** is fastest at {axis(group)}={n}: {milliseconds(times[best])} ({what(group)})"
+            ]
+    return []
 
 
-def crossing(group: Group) -> str:
-    """From which length on the one that is fastest in the end is faster than the baseline."""
-    compared = [n for n in group.lengths if group.total(n, group.baseline) is not None]
-    if not compared:
-        return ""
-    best = ranking(group, compared[-1])[0][0]
-    ratios = [(n, ratio) for n in compared if (ratio := group.speedup(n, best)) is not None]
-    if best == group.baseline or not ratios:
-        return ""
-    behind = [n for n, ratio in ratios if ratio <= 1]
+def faster(found: Duel) -> str:
+    group = found.group
+    return (
+        f"**{named(group, found.ours)}** takes {found.told(found.ours)} at {axis(group)}={found.n} ({what(group)}), "
+        f"{named(group, found.other)} ({found.owner}) {found.told(found.other)}: **{found.ratio:.2f}x as fast**"
+    )
+
+
+def crossing(found: Duel) -> str:
+    """From which length on ours is faster, or the other."""
+    group, (ours, other) = found.group, (found.ours, found.other)
+    times = [(n, group.total(n, ours), group.total(n, other)) for n in group.lengths]
+    ratios = [(n, theirs / own) for n, own, theirs in times if own and theirs]
+    first, then = (ours, other) if found.ratio > 1 else (other, ours)
+    behind = [n for n, ratio in ratios if (ratio > 1) != (found.ratio > 1)]
     if not behind:
-        return f"{best} is ahead of {group.baseline} at every length that both ran"
-    ahead = next(n for n in compared if n > behind[-1])
-    return f"{best} overtakes {group.baseline} between {axis(group)}={behind[-1]} and {ahead}"
+        return f"{first} is ahead of {then} at every length that both ran"
+    ahead = next(n for n, _ in ratios if n > behind[-1])
+    return f"{first} overtakes {then} between {axis(group)}={behind[-1]} and {ahead}"
 
 
-def growth(group: Group) -> str:
-    """The power of n that time follows, of the fastest and of the baseline."""
-    compared = [n for n in group.lengths if group.total(n, group.baseline) is not None]
-    if len(compared) < 2:
-        return ""
-    best = ranking(group, compared[-1])[0][0]
-    powers = {column: power(group, column) for column in dict.fromkeys((best, group.baseline))}
-    parts = [f"{column} as {axis(group)}^{exponent:.2f}" for column, exponent in powers.items() if exponent is not None]
+def growth(found: Duel) -> str:
+    """The power of n that time follows."""
+    powers = {column: power(found.group, column) for column in (found.ours, found.other)}
+    each = axis(found.group)
+    parts = [f"{column} as {each}^{exponent:.2f}" for column, exponent in powers.items() if exponent is not None]
     return f"From the last two lengths measured, time grows: {', '.join(parts)}" if parts else ""
 
 
-def memory(group: Group) -> str:
+def memory(found: Duel) -> str:
+    group = found.group
     mode = next((mode for mode in ("bwd", "fwd") if ("memory", mode) in group.tables), None)
     if mode is None:
         return ""
-    table = group.tables["memory", mode]
-    for n in reversed(table.lengths):
-        sizes = {c: cell.value for c in table.columns if (cell := table.cell(n, c)) and cell.value is not None}
-        if group.baseline in sizes and len(sizes) > 1:
-            least = min(sizes, key=lambda column: sizes[column])
-            share = 100 * (1 - sizes[least] / sizes[group.baseline])
-            against = "" if least == group.baseline else f", {share:.0f}% less than {group.baseline}"
-            return f"At {axis(group)}={n} {least} needs least memory ({WHAT[(mode,)]}): {sizes[least]:.0f} MiB{against}"
+    for n in reversed(group.lengths):
+        own, theirs = (group.value("memory", mode, n, column) for column in (found.ours, found.other))
+        if own and theirs:
+            than = f"{own / theirs:.2f} times the {theirs:.0f} MiB of {found.other}"
+            return f"At {axis(group)}={n} {found.ours} needs {own:.0f} MiB ({WHAT[(mode,)]}), {than}"
     return ""
-
-
-def ranking(group: Group, n: int) -> list[tuple[str, float]]:
-    """Columns with their total times, fastest first."""
-    times = ((column, group.total(n, column)) for column in group.columns)
-    return sorted(((column, time) for column, time in times if time is not None), key=lambda pair: pair[1])
 
 
 def power(group: Group, column: str) -> float | None:
@@ -91,46 +146,10 @@ def power(group: Group, column: str) -> float | None:
     return math.log(t1 / t0) / math.log(n1 / n0)
 
 
-@dataclass(frozen=True)
-class Duel:
-    """Our fastest column and the fastest that is not ours, at the longest length that both ran."""
-
-    n: int
-    ours: Column
-    ours_time: float  # milliseconds
-    other: Column
-    other_time: float
-    owner: str  # of the other, in words
-
-    @property
-    def ratio(self) -> float:
-        """How many times as fast ours is."""
-        return self.other_time / self.ours_time
-
-
-def duel(group: Group, modes: Sequence[str], versions: Mapping[str, str]) -> Duel | None:
-    """Over the time of all ``modes`` together; None where they were not measured, or only for one side.
-
-    ``versions`` are those of the packages of the run.
-    """
-    device = group.any_table.config.get("device", "cpu")
-    columns = {column.name: column for column in suites.find(group.suite).sections.get(group.section, ())}
-    owners = {name: column.owner(device) for name, column in columns.items()}
-    for n in reversed(group.lengths):
-        times = {name: time for name in columns if (time := group.total(n, name, modes)) is not None}
-        mine = [name for name in times if owners[name].kind == "ours"]
-        others = [name for name in times if owners[name].kind != "ours"]
-        if mine and others:
-            best, other = min(mine, key=times.__getitem__), min(others, key=times.__getitem__)
-            owner = owners[other].described(versions.get(owners[other].package, ""))
-            return Duel(n, columns[best], times[best], columns[other], times[other], owner)
-    return None
-
-
-def headline(groups: Iterable[Group], versions: Mapping[str, str]) -> tuple[Group, Duel] | None:
-    """The duel of a suite that its card tells of: the one with the largest ratio."""
-    found = [(group, one) for group in groups if (one := duel(group, group.modes, versions)) is not None]
-    return max(found, key=lambda pair: pair[1].ratio, default=None)
+def named(group: Group, column: str) -> str:
+    """Its name for people, and the published one where that is another."""
+    title = group.title(column)
+    return title if title == column else f"{title} ({column})"
 
 
 def what(group: Group) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fulmen.lab.bench import suites
-from fulmen.lab.bench.owners import Owner, ours
-from fulmen.lab.bench.results import Cell, Table
+from fulmen.lab.bench.owners import Owner
+from fulmen.lab.bench.results import Cell, Table, run_of, without_run
+from fulmen.lab.bench.suite import Column
 
 MODES = ("fwd", "bwd")
 
@@ -36,6 +37,18 @@ class Group:
         """Of all tables; memory tables may have fewer than speed tables."""
         return list(dict.fromkeys(column for table in self.tables.values() for column in table.columns))
 
+    def owner(self, name: str) -> Owner:
+        return next((table.owner(name) for table in self.tables.values() if name in table.owners), Owner(""))
+
+    def column(self, name: str) -> Column | None:
+        """As its suite has it; None of one that this version does not know."""
+        return suites.find(self.suite).column(name, self.section)
+
+    def title(self, name: str) -> str:
+        """A column's name for people."""
+        column, run = self.column(name), run_of(name)
+        return " ".join(part for part in (column.title if column else without_run(name), run and f"[{run}]") if part)
+
     @property
     def modes(self) -> list[str]:
         """That were timed."""
@@ -53,6 +66,14 @@ class Group:
         cell = self.cell(metric, mode, n, column)
         return None if cell is None else cell.value
 
+    def noisy(self, n: int, column: str, modes: Sequence[str] | None = None) -> bool:
+        """Whether a time that goes into the total is."""
+        cells = (self.cell("speed", mode, n, column) for mode in (self.modes if modes is None else modes))
+        return any(cell.noisy for cell in cells if cell)
+
+    def noisy_speedup(self, n: int, column: str) -> bool:
+        return self.noisy(n, column) or self.noisy(n, self.baseline)
+
     def total(self, n: int, column: str, modes: Sequence[str] | None = None) -> float | None:
         """Milliseconds of these modes, or of all that were timed; None if one of them has no value."""
         times = [self.value("speed", mode, n, column) for mode in (self.modes if modes is None else modes)]
@@ -62,13 +83,6 @@ class Group:
         """Over the baseline, of the total."""
         base, own = self.total(n, self.baseline), self.total(n, column)
         return None if base is None or not own else base / own
-
-
-def owner_of(group: Group, column: str) -> Owner:
-    """Of one that this version does not know: ours, as nobody else's name is to be put to it."""
-    known = suites.find(group.suite).column(column, group.section)
-    device = group.any_table.config.get("device", "cpu")
-    return ours(device) if known is None else known.owner(device)
 
 
 def groups_of(tables: Iterable[Table]) -> list[Group]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from fulmen.lab.bench.report.findings import WHAT, axis, key_findings, power
-from fulmen.lab.bench.report.groups import Group, owner_of
+from fulmen.lab.bench.report.findings import WHAT, axis, key_findings, named, power
+from fulmen.lab.bench.report.groups import Group
 from fulmen.lab.bench.report.kernels import KernelReport, kernel_configuration, modelled_cost, shared_memory_budget
 from fulmen.lab.bench.report.system import facts
 from fulmen.lab.bench.results import Results
 from fulmen.lab.bench.suite import Suite
-from fulmen.lab.bench.tables import MARK, error_line, kind_of, markdown, published_form, reason
+from fulmen.lab.bench.tables import MARK, NOISE, error_line, kind_of, markdown, published_form, reason
 
 NONE = "–"
 
@@ -21,7 +20,7 @@ def markdown_report(suite: Suite, groups: list[Group], results: Results, inspect
     sections = [
         f"# {suite.text.title} Benchmark Report",
         f"**Last Updated:** {(results.finished or results.started)[:10]}",
-        results.conditions.warning,
+        *results.warnings,
         *_summary(suite, groups),
         "## System Configuration",
         markdown(["Property", "Value"], [list(fact) for fact in facts(results) if not fact[0].startswith("option")]),
@@ -29,7 +28,7 @@ def markdown_report(suite: Suite, groups: list[Group], results: Results, inspect
         _benchmark_configuration(groups, results.options),
         *kernel_configuration(suite, groups),
         *_detailed(groups),
-        *_variants(suite, groups, results.environment.get("peers", {})),
+        *_variants(groups),
         *_algorithm(suite, groups),
         *_memory(groups),
         *shared_memory_budget(suite, inspected),
@@ -53,12 +52,14 @@ def _summary(suite: Suite, groups: list[Group]) -> list[str]:
             parts.append(f"### {group.label}")
         parts.append(f"Time, {WHAT[tuple(group.modes)]}:")
         header = ["Kernel", *(f"{axis(group)}={n}" for n in group.lengths)]
-        rows = [[column, *(_time(group.total(n, column)) for n in group.lengths)] for column in order]
+        rows = [[named(group, column), *(_time(group, n, column) for n in group.lengths)] for column in order]
         parts.append(markdown(header, _bold_first(rows)))
         parts.append(f"#### Speedup vs {group.baseline}" if len(groups) > 1 else f"### Speedup vs {group.baseline}")
         others = [column for column in order if column != group.baseline]
-        rows = [[column, *(_ratio(group.speedup(n, column)) for n in group.lengths)] for column in others]
+        rows = [[named(group, column), *(_ratio(group, n, column) for n in group.lengths)] for column in others]
         parts.append(markdown(header, _bold_first(rows)))
+        if any(MARK in cell for row in rows for cell in row):
+            parts.append(f"{MARK} {NOISE}")
         parts.append("**Key Findings:**\n" + "\n".join(f"- {finding}" for finding in key_findings(group)))
     return parts
 
@@ -119,10 +120,10 @@ def _detailed_row(group: Group, n: int, column: str) -> list[str]:
     spreads = [cell.spread for cell in cells if cell is not None and cell.spread is not None]
     noisy = any(cell.noisy for cell in cells if cell is not None)
     first = [cell.first_call for cell in cells if cell is not None and cell.first_call is not None]
-    total, speedup = group.total(n, column), _ratio(group.speedup(n, column))
+    total, speedup = group.total(n, column), _ratio(group, n, column)
     best = min((t for one in group.columns if (t := group.total(n, one)) is not None), default=None)
     return [
-        column,
+        named(group, column),
         str(n),
         *times,
         NONE if total is None else f"{total:.3f}",
@@ -132,13 +133,13 @@ def _detailed_row(group: Group, n: int, column: str) -> list[str]:
     ]
 
 
-def _variants(suite: Suite, groups: list[Group], versions: Mapping[str, str]) -> list[str]:
-    rows = {}
+def _variants(groups: list[Group]) -> list[str]:
+    rows = {}  # each once; sections may have columns of one name that differ
     for group in groups:
         for name in group.columns:
-            owner, column = owner_of(group, name), suite.column(name)
-            title = column.title if column else name
-            rows[name] = [name, title, owner.described(versions.get(owner.package, "")), *suite.explained(name)]
+            column = group.column(name)
+            explained = (column.about, column.pros, column.cons) if column else (name, "", "")
+            rows[name, explained] = [name, group.title(name), group.owner(name).described, *explained]
     header = ["Kernel", "Name", "Whose", "Description", "Pros", "Cons"]
     return ["## Kernel Variants Explained", markdown(header, rows.values())]
 
@@ -196,9 +197,11 @@ def _bold_first(rows: list[list[str]]) -> list[list[str]]:
     return [[f"**{cell}**" if cell != NONE else cell for cell in row] if i == 0 else row for i, row in enumerate(rows)]
 
 
-def _time(value: float | None) -> str:
-    return NONE if value is None else f"{value:.2f}ms"
+def _time(group: Group, n: int, column: str) -> str:
+    value = group.total(n, column)
+    return NONE if value is None else f"{value:.2f}ms{MARK if group.noisy(n, column) else ''}"
 
 
-def _ratio(value: float | None) -> str:
-    return NONE if value is None else f"{value:.2f}x"
+def _ratio(group: Group, n: int, column: str) -> str:
+    value = group.speedup(n, column)
+    return NONE if value is None else f"{value:.2f}x{MARK if group.noisy_speedup(n, column) else ''}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.resources import files
 from itertools import groupby
@@ -11,11 +11,11 @@ from typing import Any
 
 from fulmen.lab.bench import published, suites
 from fulmen.lab.bench.report.findings import Duel, headline, what
-from fulmen.lab.bench.report.groups import Group, groups_of, owner_of
-from fulmen.lab.bench.report.side_by_side import RUN
+from fulmen.lab.bench.report.groups import Group, groups_of
+from fulmen.lab.bench.report.side_by_side import RUN, TICKS
 from fulmen.lab.bench.report.system import backend_lines, facts, machine
 from fulmen.lab.bench.results import Cell, Results, Table
-from fulmen.lab.bench.suite import Sizes, Suite
+from fulmen.lab.bench.suite import Sizes
 from fulmen.lab.bench.tables import NOISE, UNITS, kind_of, published_form, reason
 
 
@@ -33,10 +33,10 @@ def page(results: Results) -> str:
 
 def page_data(results: Results) -> dict[str, Any]:
     groups = groups_of(results.filled)
-    suites = [_suite(name, list(those), results) for name, those in groupby(groups, key=lambda group: group.suite)]
+    suites = [_suite(name, list(those)) for name, those in groupby(groups, key=lambda group: group.suite)]
     return {
         "machine": machine(results),
-        "warning": results.conditions.warning,
+        "warnings": results.warnings,
         "noise": NOISE,
         "facts": facts(results),
         "backends": backend_lines(results),
@@ -45,35 +45,37 @@ def page_data(results: Results) -> dict[str, Any]:
     }
 
 
-def _suite(name: str, groups: list[Group], results: Results) -> dict[str, Any]:
-    columns = {column: group for group in reversed(groups) for column in group.columns}
+def _suite(name: str, groups: list[Group]) -> dict[str, Any]:
+    kinds = {column: group.owner(column).kind for group in reversed(groups) for column in group.columns}
     ordered = dict.fromkeys(column for group in groups for column in group.columns)
-    versions = results.environment.get("peers", {})
-    found, suite = headline(groups, versions), suites.find(name)
+    found, suite = headline(groups), suites.find(name)
     return {
         "name": name,
         "title": suite.text.title,
         "subject": suite.text.subject,
-        "columns": [_column(suite, column, columns[column], versions) for column in ordered],
+        "columns": [{"name": column, "kind": kinds[column]} for column in ordered],
         "headline": None if found is None else _headline(*found),
         "groups": [_group(group) for group in groups],
     }
 
 
-def _column(suite: Suite, name: str, group: Group, versions: Mapping[str, str]) -> dict[str, str]:
-    column, owner = suite.column(name), owner_of(group, name)
-    title, about = (column.title, column.about) if column else (name, "")
-    described = owner.described(versions.get(owner.package, ""))
-    return {"name": name, "title": title, "about": about, "kind": owner.kind, "owner": described}
+def _column(group: Group, name: str) -> dict[str, str]:
+    column, owner = group.column(name), group.owner(name)
+    about = column.about if column else ""
+    return {"title": group.title(name), "about": about, "kind": owner.kind, "owner": owner.described}
 
 
-def _headline(group: Group, found: Duel) -> dict[str, Any]:
-    where = f"at {group.any_table.axis} = {found.n}, {what(group)}"
+def _headline(found: Duel, among: int) -> dict[str, Any]:
+    """``among`` so many its ratio is the median."""
+    group = found.group
+    where = [f"at {group.any_table.axis} = {found.n}, {what(group)}", group.section]
+    where.append(f"the median of {among} sections and sizes" if among > 1 else "")
     return {
-        "column": found.ours.title,
+        "column": group.title(found.ours),
         "ratio": found.ratio,
-        "other": f"{found.other.title} ({found.owner})",
-        "where": f"{where}; {group.section}" if group.section else where,
+        "noisy": found.noisy,
+        "other": f"{group.title(found.other)} ({found.owner})",
+        "where": "; ".join(part for part in where if part),
     }
 
 
@@ -83,6 +85,8 @@ def _group(group: Group) -> dict[str, Any]:
         "section": group.section,
         "axis": group.any_table.axis,
         "baseline": group.baseline,
+        "ticks": group.any_table.config.get(TICKS),
+        "columns": {name: _column(group, name) for name in group.columns},
         "tokens": _tokens(group),
         "tables": {f"{metric}-{mode}": _table(table) for (metric, mode), table in group.tables.items()},
     }
@@ -97,6 +101,7 @@ def _table(table: Table) -> dict[str, Any]:
         "unit": UNITS[table.metric],
         "columns": table.columns,
         "lengths": table.lengths,
+        "errors": table.errors,
         "checked": table.checked,
         "cells": cells,
         "flops": _flops(table) if table.metric == "speed" else {},

@@ -6,15 +6,18 @@ import re
 from importlib.util import find_spec
 from io import BytesIO
 from itertools import cycle
+from math import ceil
 from typing import Any
 
-from fulmen.lab.bench.report.findings import what
-from fulmen.lab.bench.report.groups import Group, owner_of
+from fulmen.lab.bench.report.findings import named, what
+from fulmen.lab.bench.report.groups import Group
+from fulmen.lab.bench.tables import NOISE
 
 # Ours are blue; what is not is warm.
 OURS = ("#2563d9", "#0787a3", "#5b4bd6", "#3f9fe8", "#12307a")
 OTHERS = ("#d9541e", "#b98500", "#cf2a68", "#7c4a2d", "#a43bb5", "#7d7f2b")
 INK, GRID = "#1c1e26", "#e4e2da"
+COLUMNS = 2  # of the legend
 
 
 def why_no_plots() -> str:
@@ -32,27 +35,41 @@ def _plot(group: Group) -> bytes:
     # Not pyplot: it keeps figures and may look for a display.
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4.4), dpi=120)
     # By hand: what matplotlib measures to lay out a figure takes longer than drawing it.
-    margins = {"left": 0.07, "right": 0.985, "top": 0.85, "bottom": 0.25, "wspace": 0.16}
+    lines = ceil(len(group.columns) / COLUMNS)
+    height = 3.9 + 0.16 * lines
+    figure = Figure(figsize=(10, height), dpi=120)
+    margins = {"left": 0.07, "right": 0.985, "top": 1 - 0.6 / height, "bottom": (0.7 + 0.16 * lines) / height}
+    margins["wspace"] = 0.16
     time, ratio = figure.subplots(1, 2, gridspec_kw=margins)
     styles = _styles(group)
     for column in group.columns:
-        style, label = styles[column], f"{column} ({owner_of(group, column).described()})"
-        points = _curve(group, column)
+        style, points = styles[column], _curve(group, column)
         if points:
-            time.plot(*zip(*points, strict=True), marker="o", markersize=3.5, label=label, **style)
+            label = f"{named(group, column)}, {group.owner(column).described}"
+            time.plot(*zip(*points, strict=True), label=label, **style)
             time.fill_between(*_band(group, column), color=style["color"], alpha=0.16, linewidth=0)
+            _mark(time, [point for point in points if group.noisy(point[0], column)], style["color"])
         ratios = [(n, speedup) for n in group.lengths if (speedup := group.speedup(n, column)) is not None]
         if ratios:
-            ratio.plot(*zip(*ratios, strict=True), marker="o", markersize=3.5, **style)
+            ratio.plot(*zip(*ratios, strict=True), **style)
+            unsure = [point for point in ratios if group.noisy_speedup(point[0], column)]
+            _mark(ratio, unsure, style["color"])
     _label(time, group, f"ms, {what(group)}")
     _label(ratio, group, f"speedup over {group.baseline}")
     figure.suptitle(f"{group.suite}: {group.label}", fontsize=11, color=INK)
-    figure.legend(loc="lower center", ncols=min(4, len(group.columns)), frameon=False, fontsize=8)
+    if any(group.noisy(n, column) for n in group.lengths for column in group.columns):
+        figure.text(0.985, 0.005, f"hollow: {NOISE}", ha="right", fontsize=7, color=INK)
+    figure.legend(loc="lower center", ncols=min(COLUMNS, len(group.columns)), frameon=False, fontsize=7.5)
     drawn = BytesIO()
     figure.savefig(drawn)
     return drawn.getvalue()
+
+
+def _mark(axes: Any, points: list[tuple[int, float]], color: str) -> None:
+    """As noisy: hollow."""
+    for n, value in points:
+        axes.plot(n, value, marker="o", markersize=5, markerfacecolor="white", markeredgecolor=color)
 
 
 def _label(axes: Any, group: Group, title: str) -> None:
@@ -75,9 +92,10 @@ def _styles(group: Group) -> dict[str, dict[str, Any]]:
     shades = {True: cycle(OURS), False: cycle(OTHERS)}
     styles: dict[str, dict[str, Any]] = {}
     for column in group.columns:
-        ours = owner_of(group, column).kind == "ours"
+        ours = group.owner(column).kind == "ours"
         base = column == group.baseline and not ours
         styles[column] = {"color": INK, "linewidth": 2.4} if base else {"color": next(shades[ours])}
+        styles[column] |= {"marker": "o", "markersize": 3.5}
     return styles
 
 

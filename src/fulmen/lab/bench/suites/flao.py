@@ -14,7 +14,7 @@ from torch import Tensor
 
 import fulmen
 from fulmen.lab.bench.compiled import Compiled
-from fulmen.lab.bench.owners import Owner, ours, theirs
+from fulmen.lab.bench.owners import Owner, ours, rendered
 from fulmen.lab.bench.suite import (
     PUBLISHED_LENGTHS,
     Column,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fulmen.lab.inspect.dry_run import Launch
 
 GATED = ("q", "k", "v", "gate")
-OF_TORCH = theirs("torch")
+IN_TORCH = rendered("torch")
 Save = tuple[str, ...]  # what the forward keeps for the backward, of "kv" and "qkv"
 
 
@@ -48,7 +48,7 @@ _COMPILED = Compiled(reference.attend)
 
 def _column(
     name: str, title: str, about: str, pros: str, cons: str, save: Save, function: Callable[..., Tensor],
-    owner: Callable[[str], Owner] = OF_TORCH, heads_first: bool = True,
+    owner: Callable[[str], Owner] = IN_TORCH, heads_first: bool = True,
 ) -> Column:  # fmt: skip
     least, launched = partial(_least, save), partial(_launched, save)
     return Column(

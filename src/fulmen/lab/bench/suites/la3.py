@@ -17,7 +17,7 @@ from fulmen.lab.bench.linear_attention import (
     linear,
 )
 from fulmen.lab.bench.owners import theirs
-from fulmen.lab.bench.softmax import flash_attention_2, sdpa, softmax_column
+from fulmen.lab.bench.softmax import SDPA_BY_TOKEN, flash_attention_2, sdpa, softmax_column
 from fulmen.lab.bench.suite import Preset, Sizes, Suite, Text
 
 
@@ -115,6 +115,7 @@ SUITE = Suite(
                 function=sdpa,
                 owner=theirs("torch"),
             ),
+            SDPA_BY_TOKEN,  # not published
         )
     },
     inputs=INPUTS,

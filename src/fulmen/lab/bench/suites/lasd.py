@@ -3,6 +3,9 @@ with Scalar Decay")."""
 
 from __future__ import annotations
 
+from types import ModuleType
+
+import torch
 from torch import Tensor
 
 from fulmen.lab.baselines.gla import gla, simple_gla
@@ -20,15 +23,19 @@ from fulmen.lab.bench.linear_attention import (
     few_heads,
     linear,
 )
-from fulmen.lab.bench.owners import Owner, rendered
-from fulmen.lab.bench.peers import peer, versions, why_missing
-from fulmen.lab.bench.softmax import flash, softmax_column
+from fulmen.lab.bench.owners import Owner, rendered, theirs
+from fulmen.lab.bench.peers import one_file, peer, why_missing
+from fulmen.lab.bench.softmax import SDPA_BY_TOKEN, flash, flash_attn_runs_on, softmax_column
 from fulmen.lab.bench.suite import PUBLISHED_LENGTHS, Preset, Sizes, Suite, Text
 from fulmen.runtime.architectures import kernels_run_on
 
 
+def _lightning_attn_runs_on(device: torch.device) -> bool:
+    return kernels_run_on(device) and not why_missing("lightning_attn")
+
+
 def _lightning2_chunk_loop(q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
-    if kernels_run_on(q.device) and not why_missing("lightning_attn"):
+    if _lightning_attn_runs_on(q.device):
         return peer("lightning_attn.ops.lightning_attn_func")(q, k, v, -decay)
     return lightning2_chunk_loop(q, k, v, decay)
 
@@ -42,13 +49,20 @@ def _gla(q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
 def _simple_gla(q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
     if q.is_cuda:
         return peer("fla.ops.simple_gla.chunk_simple_gla")(q, k, v, decay, scale=1.0)[0]
-    if why_missing("fla"):
-        return simple_gla(q, k, v, decay)
-    return peer("fla.ops.simple_gla.naive.naive_chunk_simple_gla")(q, k, v, decay, scale=1.0)[0]
+    if naive := _naive_simple_gla():
+        return naive.naive_chunk_simple_gla(q, k, v, decay, scale=1.0)[0].to(q.dtype)
+    return simple_gla(q, k, v, decay)
 
 
-def _of_flash(device: str) -> Owner:
-    return Owner("flash_attn" if device == "cuda" and "flash_attn" in versions() else "torch")
+def _naive_simple_gla() -> ModuleType | None:
+    return one_file("fla", "ops/simple_gla/naive.py")
+
+
+def _mamba2(q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
+    """Mamba-2 has dt · A for a log-decay, and dt · x for a value."""
+    scan, dt, A = peer("transformers.models.mamba2.modeling_mamba2.mamba2_chunk_scan"), -decay, decay.new_tensor(-1.0)
+    found = scan(v / dt[..., None], dt, A.expand(v.shape[2]), k, q, chunk_size=256)
+    return (found[0] if isinstance(found, tuple) else found).to(v.dtype)
 
 
 SUITE = Suite(
@@ -120,7 +134,7 @@ SUITE = Suite(
                 "softmax attention: flash-attn on CUDA if installed, else the flash kernel of torch SDPA",
                 pros="Well-optimised baseline",
                 function=flash,
-                owner=_of_flash,
+                owner=lambda device: Owner("flash_attn" if flash_attn_runs_on(device) else "torch"),
             ),
             attention_column(
                 "LP",
@@ -144,7 +158,7 @@ SUITE = Suite(
                 decays=HEAD,
                 learnable=False,
                 function=_lightning2_chunk_loop,
-                owner=lambda device: Owner("lightning_attn", device == "cpu" or "lightning_attn" not in versions()),
+                owner=lambda device: Owner("lightning_attn", not _lightning_attn_runs_on(torch.device(device))),
                 heads_first=True,
             ),
             attention_column(
@@ -167,9 +181,22 @@ SUITE = Suite(
                 cons="Stores a state for each chunk",
                 decays=TOKEN,
                 function=_simple_gla,
-                owner=lambda device: Owner("fla", device == "cpu" and "fla" not in versions()),
+                owner=lambda device: Owner("fla", device == "cpu" and _naive_simple_gla() is None),
                 peer="fla",
             ),
+            # Not published: what else a user has.
+            attention_column(
+                "Mamba2",
+                "transformers, Mamba-2's scan",
+                "token decay: mamba2_chunk_scan of transformers, with v divided by what it is multiplied with",
+                pros="What models run without kernels",
+                cons="Many copies in torch",
+                decays=TOKEN,
+                function=_mamba2,
+                owner=theirs("transformers"),
+                needs="transformers",
+            ),
+            SDPA_BY_TOKEN,
         )
     },
     inputs=INPUTS,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import fulmen
 from fulmen.lab.bench.compiled import Compiled
-from fulmen.lab.bench.owners import ours, theirs
+from fulmen.lab.bench.owners import ours, rendered
 from fulmen.lab.bench.suite import PUBLISHED_LENGTHS, Column, Input, Kernels, Preset, Sizes, Suite, Text, Work
 from fulmen.ops.tpa.problem import decode_of
 from fulmen.ops.tpa.reference import naive
@@ -44,7 +44,7 @@ def _factorised(aq: Tensor, ak: Tensor, av: Tensor, bq: Tensor, bk: Tensor, bv: 
 
 
 def _column(name: str, title: str, about: str, function: Callable[..., Tensor], pros: str, cons: str) -> Column:
-    owner = ours if name.startswith("tr") else theirs("torch")
+    owner = ours if name.startswith("tr") else rendered("torch")
     return Column(name, title, about, pros, cons, tuple(INPUTS), function, _naive, _least, _launched, owner)
 
 

@@ -61,11 +61,11 @@ function drawChart(host, series, options) {
   const width = Math.max(280, host.clientWidth - 8), height = Math.round(Math.min(430, Math.max(260, width * 0.5)));
   const named = width > 700;  // where there is room, curves carry their names
   const left = 58, right = named ? 96 : 16, top = 26, bottom = 40;
-  const [x0, x1] = range(all.map((p) => p.x), 1.12);
+  const [x0, x1] = options.ticks ? [0.5, Math.max(...all.map((p) => p.x)) + 0.5] : range(all.map((p) => p.x), 1.12);
   const marked = options.ratio ? [1] : [];
   const [y0, y1] = range([...all.flatMap((p) => [p.low ?? p.y, p.high ?? p.y]), ...marked], 1.25);
   const scale = (value, low, high, from, to) => from + (Math.log(value / low) / Math.log(high / low)) * (to - from);
-  const x = (value) => scale(value, x0, x1, left, width - right);
+  const x = (value) => (options.ticks ? left + ((value - x0) / (x1 - x0)) * (width - right - left) : scale(value, x0, x1, left, width - right));
   const y = (value) => scale(value, y0, y1, height - bottom, top);
   const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": options.label });
 
@@ -77,8 +77,11 @@ function drawChart(host, series, options) {
   let labelled = Infinity;
   for (const value of [...lengths].reverse()) {  // the last one always has its label
     root.append(svg("line", { class: "grid", x1: x(value), x2: x(value), y1: top, y2: height - bottom }));
-    if (labelled - x(value) > 44) {
-      root.append(svg("text", { x: x(value), y: height - bottom + 18, "text-anchor": "middle" }, String(value)));
+    // Of a run its date, and below that its version.
+    const words = (options.ticks?.[value] ?? String(value)).split(" ");
+    if (labelled - x(value) > (options.ticks ? 72 : 44)) {
+      for (const [i, word] of words.entries())
+        root.append(svg("text", { x: x(value), y: height - bottom + 16 + 13 * i, "text-anchor": "middle" }, word));
       labelled = x(value);
     }
   }
@@ -97,30 +100,27 @@ function drawChart(host, series, options) {
       group.append(svg("path", { class: "band", fill: "currentColor",
         d: `M${through(spread, (p) => p.high)}L${through([...spread].reverse(), (p) => p.low)}Z` }));
     if (points.length)
-      group.append(svg("path", { class: "line", d: `M${through(points, (p) => p.y)}`, stroke: "currentColor" }));
+      group.append(svg("path", { class: "line", d: `M${through(points, (p) => p.y)}`, stroke: "currentColor", "stroke-dasharray": one.dash || "none" }));
     for (const p of points)
       group.append(svg("circle", { class: p.noisy ? "noisy" : "", cx: x(p.x), cy: y(p.y), r: one.published ? 2 : 3.2, fill: "currentColor" }));
     root.append(group);
   }
-  if (named) nameCurves(root, series, x, y, [top, height - bottom]);
+  if (named) nameCurves(root, series, width - right + 8, y, [top, height - bottom]);
   host.append(root);
-  follow(host, root, series, lengths, { x, top, bottom: height - bottom, width, axis: options.axis });
+  follow(host, root, series, lengths, { ...options, x, top, bottom: height - bottom, width });
 }
 
-/** At the last point of each curve, moved apart where they would overlap. */
+/** In the margin, where no curve runs, at the height of each curve's last point; moved apart where they would overlap. */
 function nameCurves(root, series, x, y, [top, bottom]) {
   const labels = series.filter((one) => !one.published && one.points.length).map((one) => {
     const last = one.points.reduce((a, b) => (b.x > a.x ? b : a));
-    return { name: one.name, color: one.color, x: x(last.x) + 9, y: y(last.y) };
-  });
-  for (const end of new Set(labels.map((label) => label.x))) {
-    const column = labels.filter((label) => label.x === end).sort((a, b) => a.y - b.y);
-    for (const [i, label] of column.entries()) label.y = Math.max(label.y, top + 4, i ? column[i - 1].y + 14 : 0);
-    for (let i = column.length - 1; i >= 0; i--)
-      column[i].y = Math.min(column[i].y, i === column.length - 1 ? bottom : column[i + 1].y - 14);
-  }
+    return { name: one.name, color: one.color, y: y(last.y) };
+  }).sort((a, b) => a.y - b.y);
+  for (const [i, label] of labels.entries()) label.y = Math.max(label.y, top + 4, i ? labels[i - 1].y + 14 : 0);
+  for (let i = labels.length - 1; i >= 0; i--)
+    labels[i].y = Math.min(labels[i].y, i === labels.length - 1 ? bottom : labels[i + 1].y - 14);
   for (const label of labels) {
-    const text = svg("text", { class: "name", x: label.x, y: label.y + 4 }, label.name);
+    const text = svg("text", { class: "name", x, y: label.y + 4 }, label.name);
     text.style.fill = label.color;
     root.append(text);
   }
@@ -141,14 +141,16 @@ function follow(host, root, series, lengths, frame) {
     const at = (one) => one?.points.find((p) => p.x === n);
     const published = Object.fromEntries(series.filter((one) => one.published).map((one) => [one.of, one]));
     const rows = series.filter((one) => at(one) && !(one.published && at(measured[one.of])));
-    tip.replaceChildren(html("b", {}, `${frame.axis} = ${n}`));
+    tip.replaceChildren(html("b", {}, frame.ticks ? frame.ticks[n] : `${frame.axis} = ${n}`));
     for (const one of rows.sort((a, b) => at(b).y - at(a).y)) {
-      const swatch = html("span", { class: one.published ? "swatch dashed" : "swatch", style: `color:${one.color}` });
+      const swatch = html("span", { class: one.published || one.dash ? "swatch dashed" : "swatch", style: `color:${one.color}` });
       const point = at(one), printed = one.published ? null : at(published[one.name]);
       const more = printed ? `${printed.text} published` : point.more;
-      tip.append(html("div", {}, swatch, html("span", {}, one.name), html("span", { class: "value" }, point.text),
+      const code = one.title === one.name ? null : html("span", { class: "code mono" }, one.published ? "published" : one.name);
+      tip.append(html("div", {}, swatch, html("span", {}, one.title), code, html("span", { class: "value" }, `${point.noisy ? "~" : ""}${point.text}`),
         more ? html("span", { class: "more" }, more) : null));
     }
+    if (series.some((one) => one.published)) tip.append(html("small", {}, frame.published));
     for (const position of ["x1", "x2"]) cross.setAttribute(position, frame.x(n));
     cross.setAttribute("visibility", "visible");
     tip.hidden = false;

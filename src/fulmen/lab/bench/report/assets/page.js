@@ -3,6 +3,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const VIEWS = { speed: "Time", speedup: "Speedup", tokens: "Tokens/s", rate: "GFLOP/s", memory: "Memory" };
 const MODES = { fwd: "Forward", bwd: "Backward", total: "Both" };
+const DASHES = ["", "7 3", "2 3", "9 3 2 3", "12 4"];
 const UNITS = { speed: "ms", speedup: "×", tokens: "tokens/s", rate: "GFLOP/s", memory: "MiB" };
 
 /** The figures of one view as {title, columns, lengths, figure(column, n), published}; null where nothing was measured. */
@@ -11,11 +12,11 @@ function figures(group, view, mode) {
   const tables = (mode === "total" ? ["fwd", "bwd"] : [mode]).map((one) => group.tables[`${metric}-${one}`]);
   if (tables.some((table) => !table) || (mode === "total" && metric === "memory")) return null;
   const cell = (column, n) => sum(tables.map((table) => table.cells[column]?.[n]));
-  const base = (n) => cell(group.baseline, n)?.value;
+  const base = (n) => cell(group.baseline, n);
   const flops = (column, n) => tables.reduce((all, table) => all + (table.flops[column]?.[n] ?? NaN), 0);
   const printed = tables.every((table) => table.published) ? tables.map((table) => table.published) : null;
   // What a time is divided into; its spread goes along.
-  const over = { speedup: (_, n) => base(n), tokens: (_, n) => group.tokens[n] * 1e3, rate: (column, n) => flops(column, n) / 1e6 }[view];
+  const over = { speedup: (_, n) => base(n)?.value, tokens: (_, n) => group.tokens[n] * 1e3, rate: (column, n) => flops(column, n) / 1e6 }[view];
   const missing = { speedup: `${group.baseline} has no time at this length`, rate: "its products are not counted" };
   const figure = (column, n) => {
     const found = cell(column, n);
@@ -23,7 +24,8 @@ function figures(group, view, mode) {
     const whole = over(column, n);
     if (!Number.isFinite(whole)) return { skipped: missing[view] };
     const spread = found.p20 && view !== "speedup" ? { p20: whole / found.p80, p80: whole / found.p20 } : {};
-    return { value: whole / found.value, noisy: found.noisy, ...spread };
+    const noisy = found.noisy || (view === "speedup" && base(n).noisy);
+    return { value: whole / found.value, noisy, ...spread };
   };
   const columns = tables[0].columns, lengths = tables[0].lengths;
   if ((view === "rate" || view === "tokens") && !columns.some((column) => lengths.some((n) => figure(column, n)?.value))) return null;
@@ -38,8 +40,8 @@ function sum(cells) {
   if (cells.length === 1) return cells[0];
   const missing = cells.find((cell) => !cell || cell.value === undefined);
   if (cells.includes(missing)) return missing;
-  const noisy = cells.some((cell) => cell.noisy), error = Math.max(...cells.map((cell) => cell.error ?? 0)) || undefined;
-  return { value: cells[0].value + cells[1].value, error, noisy };
+  const noisy = cells.some((cell) => cell.noisy), total = (key) => cells[0][key] + cells[1][key];
+  return { value: total("value"), noisy, ...(cells.every((cell) => cell.p20) ? { p20: total("p20"), p80: total("p80") } : {}) };
 }
 
 function publishedCurves(tables, baseline) {
@@ -56,13 +58,21 @@ function publishedCurves(tables, baseline) {
 function suitePanel(suite) {
   // The mode that is shown is the wanted one, where a view has it.
   const state = { group: 0, view: "speed", mode: "fwd", wanted: "fwd", hidden: new Set(), published: false, sort: null };
-  const colors = {}, places = { ours: 0, other: 0 }, shades = { ours: 5, other: 6 };
+  // A colour for each column, and where there are several runs of it a dash for each run.
+  const colors = {}, dashes = {}, own = (name) => name.split(" [")[0];
+  const places = { ours: 0, other: 0 }, shades = { ours: 5, other: 6 }, runs = [];
   for (const { name, kind } of suite.columns) {
-    const family = kind === "ours" ? "ours" : "other";
-    if (family === "other" && name === suite.groups[0].baseline) colors[name] = "var(--ink)";
+    const family = kind === "ours" ? "ours" : "other", run = name.slice(own(name).length);
+    if (!runs.includes(run)) runs.push(run);
+    dashes[name] = DASHES[runs.indexOf(run) % DASHES.length];
+    const before = suite.columns.find((other) => own(other.name) === own(name)).name;
+    if (before !== name) colors[name] = colors[before];
+    else if (family === "other" && name === suite.groups[0].baseline) colors[name] = "var(--ink)";
     else colors[name] = `var(--${family}${places[family]++ % shades[family]})`;
   }
-  const about = Object.fromEntries(suite.columns.map((column) => [column.name, column]));
+  const about = (name) => suite.groups[state.group].columns[name] ?? { title: name, about: "", owner: "", kind: "" };
+  const label = (name) => [about(name).title, ...(about(name).title === name ? [] : [html("span", { class: "code mono" }, own(name))])];
+  const swatch = (name) => html("span", { class: dashes[name] ? "swatch dashed" : "swatch", style: `color:${colors[name]}` });
   const controls = html("div", { class: "controls" }), title = html("div", { class: "title mono" });
   const chart = html("div", { class: "chart" }), legend = html("div", { class: "legend" });
   const table = html("div", { class: "scroll" }), notes = html("div", { class: "notes" });
@@ -115,14 +125,14 @@ function suitePanel(suite) {
     const found = current(), quoted = (text) => `"${String(text).replaceAll('"', '""')}"`;
     const lines = [["column", "owner", "unit", ...found.lengths].map(quoted).join(",")];
     for (const name of found.columns)
-      lines.push([quoted(name), quoted(about[name]?.owner ?? ""), quoted(UNITS[state.view]), ...found.lengths.map((n) => found.figure(name, n)?.value ?? "")].join(","));
+      lines.push([quoted(name), quoted(about(name).owner), quoted(UNITS[state.view]), ...found.lengths.map((n) => found.figure(name, n)?.value ?? "")].join(","));
     download(fileName("csv"), "text/csv", `${lines.join("\n")}\n`);
   }
 
   function drawCurves(found, group) {
     const unit = UNITS[state.view];
     const series = found.columns.filter((column) => !state.hidden.has(column)).map((name) => ({
-      name, color: colors[name], base: name === group.baseline,
+      name, title: about(name).title, color: colors[name], dash: dashes[name], base: name === group.baseline,
       points: found.lengths.map((n) => [n, found.figure(name, n)]).filter(([, cell]) => cell?.value).map(([x, cell]) => ({
         x, y: cell.value, low: cell.p20, high: cell.p80, noisy: cell.noisy, text: `${number(cell.value)} ${unit}`,
         more: cell.p20 ? `${number(cell.p20)} to ${number(cell.p80)}` : cell.workspace !== undefined ? `${number(cell.workspace)} workspace` : "",
@@ -132,19 +142,20 @@ function suitePanel(suite) {
       for (const [name, points] of Object.entries(found.published.curves))
         if (!state.hidden.has(name))
           series.push({
-            name: `${name} (${found.published.gpu}, ${found.published.sizes})`, color: colors[name] ?? "var(--faint)", published: true, of: name,
+            name: `${name} (${found.published.gpu}, ${found.published.sizes})`, title: name, color: colors[name] ?? "var(--faint)", published: true, of: name,
             points: points.map((p) => ({ ...p, text: `${number(p.y)} ${unit}` })),
           });
-    const label = `${suite.name}: ${VIEWS[state.view]} by length, on logarithmic axes`;
+    const what = `${suite.name}: ${VIEWS[state.view]} by ${group.ticks ? "run" : "length"}, on logarithmic axes`;
     const against = state.view === "speedup" ? `× over ${group.baseline}` : unit;
-    drawChart(chart, series, { axis: group.axis, unit: against, ratio: state.view === "speedup", label });
+    const printed = found.published && `dashed: published, ${found.published.gpu}, ${found.published.sizes}`;
+    drawChart(chart, series, { axis: group.axis, ticks: group.ticks, unit: against, ratio: state.view === "speedup", label: what, published: printed });
   }
 
   function drawLegend(found) {
     const buttons = found.columns.map((name) => html("button", {
       type: "button", "aria-pressed": String(!state.hidden.has(name)), "data-column": name, title: describe(name),
       onclick: (event) => toggle(name, event.shiftKey, found.columns),
-    }, html("span", { class: "swatch", style: `color:${colors[name]}` }), name, badge(name)));
+    }, swatch(name), ...label(name), badge(name)));
     legend.replaceChildren(...buttons, html("span", { class: "hint" }, "click to hide, shift-click to show one alone"));
   }
   function toggle(name, alone, columns) {
@@ -154,8 +165,8 @@ function suitePanel(suite) {
     else if (!state.hidden.delete(name)) state.hidden.add(name);
     draw();
   }
-  const describe = (name) => about[name]?.about ?? "";
-  const badge = (name) => html("span", { class: `badge ${about[name]?.kind ?? ""}` }, about[name]?.owner ?? "");
+  const describe = (name) => about(name).about;
+  const badge = (name) => html("span", { class: `badge ${about(name).kind}` }, about(name).owner);
 
   function drawTable(found, group) {
     // Reasons that differ only after their colon share a mark, and their note tells of each.
@@ -176,7 +187,7 @@ function suitePanel(suite) {
     const heads = [["name", `Column, ${UNITS[state.view]}`], ...found.lengths.map((n) => [n, `${group.axis} = ${n}`])];
     if (spreads) heads.push(["spread", "Spread"]);
     if (errors) heads.push(["error", "Error"]);
-    const hints = { spread: "p20 to p80, the largest of all lengths", error: `against float64, at ${found.tables[0].checked || "a small size"}` };
+    const hints = { spread: "p20 to p80, the largest of all lengths", error: "against float64" };
     const head = heads.map(([key, label]) => html("th", { scope: "col", "aria-sort": state.sort?.key === key && state.sort.direction },
       html("button", { type: "button", "data-key": key, title: hints[key] ?? null, onclick: () => sortBy(key) }, label)));
     const rows = sorted(found).map((name) => {
@@ -191,14 +202,14 @@ function suitePanel(suite) {
       const error = worst(found, name), wide = spread(found, name);
       if (spreads) figuresOf.push(html("td", { class: "none" }, wide === null ? "–" : `${(100 * wide).toFixed(0)}%`));
       if (errors) figuresOf.push(html("td", { class: "none" }, error === null ? "–" : error.toExponential(1)));
-      const title = about[name]?.title ?? name, code = title === name ? null : html("span", { class: "code mono" }, name);
-      const label = html("th", { scope: "row" }, html("span", { class: "swatch", style: `color:${colors[name]}` }), title, code, badge(name), html("small", {}, describe(name)));
-      return html("tr", { "data-column": name }, label, ...figuresOf);
+      const head = html("th", { scope: "row" }, swatch(name), ...label(name), badge(name), html("small", {}, describe(name)));
+      return html("tr", { "data-column": name }, head, ...figuresOf);
     });
     table.replaceChildren(html("table", {}, html("thead", {}, html("tr", {}, ...head)), html("tbody", {}, ...rows)));
     const noisy = found.columns.some((column) => found.lengths.some((n) => found.figure(column, n)?.noisy));
-    notes.hidden = reasons.size === 0 && !noisy;
-    notes.replaceChildren(html("ol", {}, ...[...reasons].map((entry) => html("li", {}, note(entry)))), noisy ? html("p", {}, `~ ${data.noise}`) : "");
+    const checked = errors ? `Error: against float64, at ${found.tables[0].checked || "a small size"}, not at these lengths.` : "";
+    notes.hidden = reasons.size === 0 && !noisy && !errors;
+    notes.replaceChildren(html("ol", {}, ...[...reasons].map((entry) => html("li", {}, note(entry)))), html("p", {}, checked), html("p", {}, noisy ? `~ ${data.noise}` : ""));
   }
   /** The largest over all lengths, as a share of the median. */
   function spread(found, column) {
@@ -206,14 +217,13 @@ function suitePanel(suite) {
     return cells.length ? Math.max(...cells.map((cell) => (cell.p80 - cell.p20) / cell.value)) : null;
   }
   function worst(found, column) {
-    const errors = found.lengths.map((n) => found.figure(column, n)?.error).filter((error) => error !== undefined);
+    const errors = found.tables.map((table) => table.errors[column]).filter((error) => error !== undefined);
     return errors.length ? Math.max(...errors) : null;
   }
   function explain(cell) {
     const parts = [];
     if (cell.p20 !== undefined) parts.push(`p20 to p80: ${number(cell.p20)} to ${number(cell.p80)} ${UNITS[state.view]}`);
     if (cell.first_call !== undefined) parts.push(`first call ${number(cell.first_call)} ms`);
-    if (cell.error !== undefined) parts.push(`error ${cell.error.toExponential(1)}`);
     for (const part of ["inputs", "outputs", "workspace"]) if (cell[part] !== undefined) parts.push(`${part} ${number(cell[part])} MiB`);
     return parts.join("\n");
   }
@@ -246,21 +256,26 @@ function suitePanel(suite) {
   }
   /** The view as the words of an address; `restore` reads them. */
   function link() {
-    const words = { group: state.group || "", view: state.view, mode: state.wanted, hide: [...state.hidden].join(","), published: state.published ? 1 : "" };
-    return new URLSearchParams(Object.entries(words).filter(([, word]) => word !== "")).toString();
+    const words = { group: state.group || "", view: state.view, mode: state.wanted, published: state.published ? 1 : "" };
+    const pairs = Object.entries(words).filter(([, word]) => word !== "");
+    return new URLSearchParams([...pairs, ...[...state.hidden].map((name) => ["hide", name])]).toString();
   }
   function restore(words) {
-    const group = Number(words.get("group") ?? 0), hide = (words.get("hide") ?? "").split(",").filter((name) => about[name]);
+    const group = Number(words.get("group") ?? 0), hide = words.getAll("hide").filter((name) => colors[name]);
     if (suite.groups[group]) state.group = group;
     if (VIEWS[words.get("view")]) state.view = words.get("view");
     if (MODES[words.get("mode")]) state.wanted = words.get("mode");
     Object.assign(state, { hidden: new Set(hide), published: words.get("published") === "1" });
   }
   let drawn = false;
-  const [of, words] = decodeURI(location.hash.slice(1)).split("?");
-  if (of === suite.name && words) restore(new URLSearchParams(words));
-  const start = settle({}) ?? (state.view = "speed", settle({})) ?? (state.view = "memory", settle({}));
-  Object.assign(state, start);
+  /** The view of an address, if it is one of this suite, else the first that has figures. */
+  function goTo(address) {
+    const [of, words] = address.split("?");
+    if (of === suite.name && words) restore(new URLSearchParams(words));
+    Object.assign(state, settle({}) ?? (state.view = "speed", settle({})) ?? (state.view = "memory", settle({})));
+  }
+  goTo(location.hash.slice(1));
+  addEventListener("hashchange", () => { goTo(location.hash.slice(1)); drawn = false; draw(); });
   let width = 0;
   new ResizeObserver(() => { if (chart.clientWidth !== width) { width = chart.clientWidth; drawCurves(current(), suite.groups[state.group]); } }).observe(chart);
   draw();
@@ -269,9 +284,9 @@ function suitePanel(suite) {
 
 function card(suite) {
   if (!suite.headline) return null;
-  const { column, ratio, other, where } = suite.headline;
+  const { column, ratio, noisy, other, where } = suite.headline;
   return html("a", { class: "card", href: `#${suite.name}` },
-    html("div", { class: "name" }, suite.name), html("div", { class: "ratio" }, number(ratio), html("small", {}, "×")),
+    html("div", { class: "name" }, suite.name), html("div", { class: "ratio", title: noisy ? data.noise : null }, `${noisy ? "~" : ""}${number(ratio)}`, html("small", {}, "×")),
     html("div", { class: "where" }, html("b", {}, column), " against ", html("b", {}, other), ` ${where}`));
 }
 
@@ -296,8 +311,8 @@ function fill(id, ...children) { document.getElementById(id).replaceChildren(...
 
 function start() {
   fill("machine", data.machine);
-  fill("warning", data.warning);
-  document.getElementById("warning").hidden = !data.warning;
+  fill("warning", ...data.warnings.map((text) => html("p", {}, text)));
+  document.getElementById("warning").hidden = !data.warnings.length;
   fill("cards", ...data.suites.map(card));
   fill("suites-nav", ...data.suites.map((suite) => html("a", { href: `#${suite.name}` }, suite.name)), html("a", { href: "#environment" }, "environment"));
   fill("suites", ...data.suites.map(suitePanel));
