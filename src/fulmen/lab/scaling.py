@@ -1,7 +1,8 @@
 """What sequence parallelism sends, and a simulation of how it scales to ranks that are not here.
 
-The bytes are counted, and tests hold the operator to them. The times are **simulated**, from a link, a rate of compute
-and the measured cost of a summary, which are all inputs: no such machine was used. Forward pass of one layer:
+Bytes are by formula; on request, ours are also counted in real processes, side by side with it. Times are
+**simulated**, from a link, a rate of compute and the measured cost of a summary, which are all inputs: no such machine
+was used. Forward pass of one layer:
 
 - ours: a shard's work and its summary, one gathering of B·H·(D·E + decay) floats from each rank, and a fold of them;
 - ring attention (softmax): half of all pairs, and keys and values passed from rank to rank while it computes;
@@ -11,9 +12,15 @@ and the measured cost of a summary, which are all inputs: no such machine was us
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from fulmen.lab.crew import Crew, Raised
 
 RANKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 TOKENS = (1_000_000, 10_000_000, 100_000_000)
@@ -101,15 +108,58 @@ def simulated(layer: Layer, machine: Machine) -> list[dict[str, Any]]:
     ]
 
 
+def counted(layer: Layer, worlds: Sequence[int] = (2, 3, 4), tokens: int = 4096) -> list[dict[str, Any]]:
+    """Bytes that a rank receives in each exchange of one call, counted in processes of this machine, and by formula;
+    they are the same on every rank."""
+    crew = Crew(max(worlds))
+    try:
+        return [_counted(crew, layer, world, tokens) for world in worlds]
+    finally:
+        crew.close()
+
+
+def _counted(crew: Crew, layer: Layer, world: int, tokens: int) -> dict[str, Any]:
+    first, *others = crew.run(world, _received, layer, tokens)
+    if isinstance(first, Raised):
+        raise first
+    if any(other != first for other in others):
+        raise RuntimeError(f"ranks count different bytes: {[first, *others]}")
+    agreement, forward, backward = first
+    return {
+        "tokens": tokens,
+        "ranks": world,
+        "agreement, counted": agreement,
+        "forward, counted": forward,
+        "forward, formula": layer.forward(world),
+        "backward, counted": backward,
+        "backward, formula": layer.backward(world),
+        "ring, formula": layer.ring(tokens, world),
+        "all-to-all, formula": layer.all_to_all(tokens, world) if world <= layer.heads else None,
+    }
+
+
+def _received(group: dist.ProcessGroup, layer: Layer, tokens: int) -> list[int]:
+    """On a rank: the bytes of each exchange of a forward and a backward, from all others."""
+    from fulmen import distributed
+
+    lead = layer.batch, distributed.shard_lengths(tokens, dist.get_world_size(group))[dist.get_rank(group)], layer.heads
+    q, k = (torch.zeros(*lead, layer.key_size).requires_grad_() for _ in range(2))
+    v = torch.zeros(*lead, layer.value_size).requires_grad_()
+    decays = {0: None, 1: torch.zeros(lead), layer.key_size: torch.zeros_like(k)}
+    with distributed.recorded() as exchanges:
+        distributed.linear_attention(q, k, v, log_decay=decays[layer.decay], group=group).sum().backward()
+    return [exchange.bytes * (dist.get_world_size(group) - 1) for exchange in exchanges]
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """Markdown."""
 
     def cell(name: str, value: float | None) -> str:
         if value is None:
             return "-"
-        if name in ("tokens", "ranks"):
-            return f"{value:,}"
-        return f"{value / 1e6:,.1f} MB" if name.endswith("bytes") else f"{value * 1e3:,.2f} ms"
+        if name.endswith("bytes"):
+            return f"{value / 1e6:,.1f} MB"
+        return f"{value:,}" if isinstance(value, int) else f"{value * 1e3:,.2f} ms"
 
     names = list(rows[0])
     lines = [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
@@ -134,13 +184,18 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def add_command(commands: Any) -> None:
-    parser = commands.add_parser("scaling", help="simulate sequence parallelism on up to 1024 ranks; bytes are counted")
+    parser = commands.add_parser(
+        "scaling", help="simulate sequence parallelism on up to 1024 ranks; count bytes on 2 to 4"
+    )
     for name, value in vars(Machine()).items():
         parser.add_argument(f"--{name}", type=float, default=value, help=f"assumed (default {value:g})")
     for name, size in Layer()._asdict().items():
         parser.add_argument(
             f"--{name.replace('_', '-')}", type=int, default=size, help=f"of the layer (default {size})"
         )
+    parser.add_argument(
+        "--count", action="store_true", help="also count what 2, 3 and 4 processes of this machine receive"
+    )
     parser.add_argument("--plot", type=Path, help="write a plot to this file")
     parser.set_defaults(run=run)
 
@@ -149,7 +204,10 @@ def run(options: argparse.Namespace) -> None:
     layer = Layer(**{name: getattr(options, name) for name in Layer._fields})
     machine = Machine(**{name: getattr(options, name) for name in vars(Machine())})
     rows = simulated(layer, machine)
-    print(f"Simulated, not measured: {layer}, {machine}\n\n{table(rows)}")
+    print(f"Simulated, not measured; bytes by formula: {layer}, {machine}\n\n{table(rows)}")
+    if options.count:
+        print("\nBytes that a rank receives; float32, counted in processes of this machine:\n")
+        print(table(counted(layer._replace(itemsize=4))))
     if options.plot is not None:
         plot(rows, options.plot)
         print(f"\nwrote {options.plot}")
