@@ -1,6 +1,7 @@
 """What a layer computes does not depend on how its tokens come: all at once, in parts, packed, padded."""
 
 import copy
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -8,7 +9,9 @@ from layers import CAUSAL, HIDDEN, LAYERS, RECURRENT, gradients, layer, relative
 from torch.profiler import profile
 from torch.utils.checkpoint import checkpoint
 
+import fulmen
 from fulmen import nn
+from fulmen.lab.bench.measure import memory_use
 
 LENGTHS = (5, 0, 1, 11)
 BOUNDS = torch.tensor([0, 5, 5, 6, 17])
@@ -205,20 +208,30 @@ def test_from_the_meta_device(name):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_compiled_in_one_graph(name):
+    compares_compiled(name, "aot_eager")
+
+
+@pytest.mark.long
+def test_compiled_by_inductor():
+    compares_compiled("GatedDeltaNet", "inductor")
+
+
+def compares_compiled(name, backend):
     torch.compiler.reset()
     made, x = layer(name), tokens(2, 9)
-    compiled = torch.compile(made, fullgraph=True, backend="eager")
+    compiled = torch.compile(made, fullgraph=True, backend=backend)
     expected = gradients(made, lambda: made(x))
     for key, found in gradients(made, lambda: compiled(x)).items():
         assert relative(found, expected[key]) < 1e-4, key
-    if name == "Mamba2":
+    if name in RECURRENT:
         packed = tokens(1, 17)
         assert relative(compiled(packed, cu_seqlens=BOUNDS), made(packed, cu_seqlens=BOUNDS)) < 1e-5
 
 
-def test_a_compiled_step():
+@pytest.mark.parametrize("name", RECURRENT)
+def test_a_compiled_step(name):
     torch.compiler.reset()
-    made, x = layer("GatedDeltaNet"), tokens(2, 9)
+    made, x = layer(name), tokens(2, 9)
     compiled, cache = torch.compile(made, fullgraph=True, backend="aot_eager"), nn.LayerCache()  # states are mutated
     with torch.no_grad():
         expected = made(x)
@@ -267,6 +280,52 @@ def test_q_k_and_v_are_not_copied(name):
         and event.cpu_parent.name != "aten::addmm"  # which begins with its bias
     ]
     assert not found
+
+
+# Numbers for each token that a forward keeps beside what projections, convolutions, operators and norms return: results
+# of activations (SiLU of q, k, v or the gate; Mamba-2's x · dt), gates and what they are made of, the norms' factor of
+# each row. Of tensor-product attention also q, k and v, which are made of factors.
+KEPT = {
+    "LightningAttention": 72 + 1,
+    "GatedLinearAttention": 2 * 12 + 2,
+    "GatedLinearAttention with convolutions": 2 * 12 + 2,
+    "Mamba2": 48 + 4 * 6 + 1,
+    "GatedDeltaNet": 3 * 4,
+    "KimiDeltaAttention": 2 * 12 + 2,
+    "TensorProductAttention": 81,
+    "OutputGatedAttention": 72 + 3,
+}
+OPERATORS = ("causal_conv1d", "linear_attention", "delta_rule", "output_gated_attention")
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_memory_of_a_layer(name):
+    """A copy of q, k or v would be 12 numbers for each token or more."""
+    made, x, returned = layer(name), tokens(2, 2000), {}
+
+    def keep(y):
+        returned[y.untyped_storage().data_ptr()] = y
+
+    def watched(operator):
+        def run(*inputs, **options):
+            y = operator(*inputs, **options)
+            keep(y)
+            return y
+
+        return run
+
+    parts = [m for m in made.modules() if isinstance(m, (torch.nn.Linear, nn.RMSNorm))]
+    hooks = [part.register_forward_hook(lambda part, inputs, y: keep(y)) for part in parts]
+    with patch.multiple(fulmen, **{name: watched(getattr(fulmen, name)) for name in OPERATORS}):
+        made(x)
+    for hook in hooks:
+        hook.remove()
+    total, number = sum(y.nbytes for y in returned.values()), x.shape[0] * x.shape[1] * x.element_size()
+    kept = (memory_use(lambda: made(x)).held - total) / number
+    assert kept < KEPT[name] + 0.5
+    if name != "TensorProductAttention":
+        with torch.no_grad():
+            assert memory_use(lambda: made(x)).peak < total + 6.5 * number
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -92,12 +92,13 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     """The result, and what each row was multiplied by."""
     factor = None if gate is None or activation is None else ACTIVATIONS[activation](gate)
-    normed = x if factor is None or not gate_first else x * factor
+    own = factor.mul_(x) if factor is not None and gate_first else None  # what may be overwritten
+    normed = x if own is None else own
     norm = torch.linalg.vector_norm(normed, dim=-1, keepdim=True)
     # norm² / size + eps in one function: of a decoded token, calling them takes longer than what they do
     least = torch.scalar_tensor(eps, dtype=x.dtype, device=x.device)
     rate = torch.addcmul(least, norm, norm, value=1 / x.shape[-1]).rsqrt_()
-    y = (normed * rate).mul_(weight)
+    y = torch.mul(normed, rate, out=own).mul_(weight)
     return (y if factor is None or gate_first else y.mul_(factor)), rate
 
 

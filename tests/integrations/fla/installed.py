@@ -9,6 +9,8 @@ from importlib.metadata import distributions
 from inspect import Parameter
 from pathlib import Path
 
+import torch
+
 PINNED = "0.6.0"
 FAMILIES = (
     "delta_rule", "gated_delta_rule", "gla", "gsa", "hgrn", "kda", "lightning_attn", "linear_attn", "retention",
@@ -35,6 +37,15 @@ def naive(family, module="naive"):
     loaded = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loaded)
     return loaded
+
+
+def function(family, module, name):
+    """One function of a module that needs the rest of FLA: it must know nothing but torch and its functional."""
+    source = (OPS / family / f"{module}.py").read_text()
+    (definition,) = (x for x in ast.parse(source).body if isinstance(x, ast.FunctionDef) and x.name == name)
+    known = {"torch": torch, "F": torch.nn.functional}
+    exec(ast.get_source_segment(source, definition), known)
+    return known[name]
 
 
 class Declared:
