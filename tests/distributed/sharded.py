@@ -78,7 +78,7 @@ def together(parts: Sequence[dict[str, Tensor]], tensors: dict[str, Tensor]) -> 
             assert all(torch.equal(x, found[0]) for x in found), "ranks disagree on the final state"
             whole[name] = found[0]
         else:
-            whole[name] = torch.stack(found).sum(0)
+            whole[name] = torch.stack(found).double().sum(0).to(found[0].dtype)  # the sum itself rounds once
     return whole
 
 

@@ -119,16 +119,21 @@ def test_gradients_that_one_rank_alone_requests(crew):
     torch.testing.assert_close(found, state.grad, rtol=1e-5, atol=1e-5)
 
 
-def decay_gradient(group, reduce):
+def decay_gradient(group, delta, reduce):
     q, k, v = inputs()
     log_decay = torch.full((H,), -0.1).requires_grad_()
-    output = fd.linear_attention(q, k, v, group=group, log_decay=log_decay, reduce_decay_grad=reduce)
+    options = {"group": group, "log_decay": log_decay, "reduce_decay_grad": reduce}
+    if delta:
+        output = fd.delta_rule(q, k, v, torch.ones(1, N, H), normalize_qk=True, **options)
+    else:
+        output = fd.linear_attention(q, k, v, **options)
     output.square().sum().backward()
     return log_decay.grad
 
 
-def test_the_gradient_of_a_decay_per_head_is_summed_on_request(crew):
-    parts, summed = crew.run(3, decay_gradient, False), crew.run(3, decay_gradient, True)
+@pytest.mark.parametrize("delta", [False, True], ids=["linear attention", "delta rule"])
+def test_the_gradient_of_a_decay_per_head_is_summed_on_request(crew, delta):
+    parts, summed = crew.run(3, decay_gradient, delta, False), crew.run(3, decay_gradient, delta, True)
     assert not torch.equal(parts[0], parts[1])
     for x in summed:
         torch.testing.assert_close(x, sum(parts))

@@ -76,11 +76,17 @@ def _entering_gradient(
     weight: Tensor,
     bias: Tensor | None,
 ) -> Tensor:
-    gradient = torch.zeros_like(entering) if grad_state is None else Shift(head).adjoint(grad_state)
-    if grad_output is None:
-        return gradient
-    wanted = [False] * 3 + [True]
-    gradients = torch.ops.fulmen.causal_conv1d_backward(
-        grad_output[:, : first.shape[1]], None, first, weight, bias, activation, entering, None, wanted, backend
-    )
-    return gradient + gradients[3]
+    """By the operator's own backward of these tokens; what is left of the state after them only moves on."""
+    tokens = first.shape[1]
+    return torch.ops.fulmen.causal_conv1d_backward(
+        None if grad_output is None else grad_output[:, :tokens],
+        None if grad_state is None else Shift(head - tokens).adjoint(grad_state),
+        first,
+        weight,
+        bias,
+        activation,
+        entering,
+        None,
+        [False] * 3 + [True],
+        backend,
+    )[3]
