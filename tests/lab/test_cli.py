@@ -1,13 +1,17 @@
 """The command line as a user meets it: in a process of its own."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import fulmen.lab.cli
 import fulmen.lab.environment
+
+ROOT = Path(__file__).parents[2]
 
 
 def run(*args):
@@ -57,6 +61,15 @@ def test_a_failure_exits_with_1_and_no_traceback(failure, told, monkeypatch, cap
     monkeypatch.setattr(fulmen.lab.environment, "environment", fail)
     assert fulmen.lab.cli.main(["env"]) == 1
     assert capsys.readouterr().err == f"fulmen: {told}\n"
+
+
+def test_an_interrupt_during_imports_is_one_line(tmp_path):
+    (tmp_path / "torch.py").write_text("raise KeyboardInterrupt")
+    code = "import sys; from fulmen_command import main; sys.exit(main())"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT / "src")))}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert (result.returncode, result.stderr) == (130, "fulmen: interrupted\n")
+    assert 'fulmen = "fulmen_command:main"' in (ROOT / "pyproject.toml").read_text()
 
 
 def test_a_closed_pipe_is_no_traceback():

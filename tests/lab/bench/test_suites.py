@@ -1,8 +1,10 @@
 """The suites against the published reports."""
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,9 +12,13 @@ import torch
 from fulmen.lab.bench import published, suites
 from fulmen.lab.bench.correctness import CorrectnessCheck
 from fulmen.lab.bench.plan import Options, plan
+from fulmen.lab.bench.report.groups import Group
+from fulmen.lab.bench.report.kernels import kernel_configuration
+from fulmen.lab.bench.results import Table
 from fulmen.lab.inspect.inspection import workloads
 from fulmen.runtime.availability import why_triton_is_missing
 
+CSRC = Path(__file__).parents[3] / "csrc"
 PUBLISHED = [
     table for table in published.tables() if table.mode in ("fwd", "bwd") and table.metric in ("speed", "memory")
 ]
@@ -63,6 +69,34 @@ def test_suites_show_kernels_that_are_inspected():
     inspected = {workload.name for workload in workloads() if workload.role == "kernel"}
     shown = (suites.find(name).kernels for name in suites.names())
     assert {kernels.operator for kernels in shown if kernels} <= inspected
+
+
+@pytest.mark.parametrize(
+    ("suite", "file", "constants"),
+    [
+        ("flao", "output_gate.cpp", ("kRows", "kTogether", "kShortestSegment")),
+        ("tpa_decode", "tpa_decode.cpp", ("kSlice",)),
+        ("tpa_decode", "tpa_decoder.h", ("kTokens", "kColumns")),
+        ("delta", "decay.h", ("kChunk",)),
+        ("la3", "decay.h", ("kChunk",)),
+    ],
+)
+def test_the_cores_parameters_are_those_of_its_source(suite, file, constants):
+    source = "".join((CSRC / name).read_text() for name in (file, "panels.h", "decay.h"))
+    values = {name: value for name, value in re.findall(r"constexpr \w+ (\w+) = (\w+);", source)}
+    shown = [value.split()[0] for _, value, _ in suites.find(suite).kernels.core]
+    for name in constants:
+        assert values.get(values[name], values[name]) in shown, name
+
+
+@pytest.mark.skipif(bool(why_triton_is_missing()), reason=why_triton_is_missing() or "Triton is there")
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_the_delta_rules_tiles_are_shown(dtype):
+    config = {"batch": 1, "heads": 8, "dim": 128, "dtype": dtype}
+    table = Table("delta", "", "", "speed", "fwd", "n", [], "", config)
+    text = "\n".join(kernel_configuration(suites.find("delta"), [Group("delta", "", "", {("speed", "fwd"): table})]))
+    assert text.index("CPU core:") < text.index("GPU, 128 channels")
+    assert "Inverses, channel decay" in text
 
 
 def test_a_column_is_called_with_its_decays():

@@ -137,7 +137,7 @@ def _cell(cell: Cell) -> dict[str, Any]:
 
 
 def _published(table: Table) -> dict[str, Any] | None:
-    found = published.closest(table)
+    found = None if table.axis == RUN else published.closest(table)
     if found is None:
         return None
     curves = {column: {n: row[column] for n, row in found.rows if column in row} for column in found.columns}

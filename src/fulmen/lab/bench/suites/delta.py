@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 import fulmen
+from fulmen.lab.bench.delta_rule import KERNELS
 from fulmen.lab.bench.owners import theirs
 from fulmen.lab.bench.peers import peer
 from fulmen.lab.bench.prepared import Prepared
@@ -218,6 +219,7 @@ SUITE = Suite(
         "laptop": Preset((Sizes(1, 32, 128, 16),), (512, 2048, 8192)),
         "quick": Preset((Sizes(1, 8, 128, 4),), (256, 1024)),
     },
+    kernels=KERNELS,
     check_sizes=lambda sizes: Sizes(batch=2, heads=4, dim=32, rank=2),
     sizes_in_title=lambda sizes: f"batch{sizes.batch}-head{sizes.heads}-keyhead{sizes.rank}-dim{sizes.dim}",
 )

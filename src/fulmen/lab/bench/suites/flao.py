@@ -144,6 +144,13 @@ def _tiles(sizes: Sizes, dtype: torch.dtype) -> dict[str, Callable[[Architecture
     }
 
 
+CORE = (
+    ("chunk", "32", "Tokens multiplied at once"),
+    ("together", "4 heads", "Neighbours that walk together where heads interleave in memory, at most"),
+    ("segments", "512 tokens", "The shortest: few heads are partitioned"),
+)
+
+
 SUITE = Suite(
     name="flao",
     about="output-gated, non-causal linear attention g * (q (k^T v)), by what its backward recomputes",
@@ -171,6 +178,6 @@ SUITE = Suite(
         "laptop": Preset((Sizes(2, 12, 128),), PUBLISHED_LENGTHS[:6]),
         "quick": Preset((Sizes(1, 12, 128),), (256, 1024, 4096)),
     },
-    kernels=Kernels("output_gated_attention", _tiles),
+    kernels=Kernels("output_gated_attention", _tiles, CORE),
     sizes_in_title=lambda sizes: f"batch{sizes.batch}-head{sizes.heads}-dim{sizes.dim}-dim{sizes.dim}",
 )

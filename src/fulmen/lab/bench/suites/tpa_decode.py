@@ -68,6 +68,13 @@ def _tiles(sizes: Sizes, dtype: torch.dtype) -> dict[str, Callable[[Architecture
     return {"Decode (width: heads)": lambda on: decode_tile(on, sizes.dim, sizes.dim, dtype, sizes.heads)}
 
 
+CORE = (
+    ("slice", "512 tokens", "A task of its own; merged in their order"),
+    ("tokens", "64", "Scored at once"),
+    ("columns", "64", "Of values packed at a time"),
+)
+
+
 SUITE = Suite(
     name="tpa_decode",
     about="one query of tensor-product attention over m cached keys, from their factors",
@@ -151,7 +158,7 @@ SUITE = Suite(
         "laptop": Preset((Sizes(8, 32, 128, 16),), PUBLISHED_LENGTHS[:6]),
         "quick": Preset((Sizes(2, 32, 128, 16),), (256, 1024, 4096)),
     },
-    kernels=Kernels("tpa_decode", _tiles),
+    kernels=Kernels("tpa_decode", _tiles, CORE),
     one_token=lambda section: True,
     sizes_in_title=lambda sizes: f"batch{sizes.batch}-head{sizes.heads}-dim{sizes.dim}-rank{sizes.rank}",
 )

@@ -48,7 +48,7 @@ function range(values, margin) {
 }
 
 /**
- * Draws into `host`. A series has `name`, `color`, `points` of {x, y, low, high, text, more}, and may be `base`, or `published`
+ * Draws into `host`. A series has `name`, `title` and `code`, `color`, `dash`, `points` of {x, y, low, high, text, more}, and may be `base`, or `published`
  * and then the counterpart `of` another series; `options` are the axis' name, the `unit` of y, and whether 1 is marked, as for ratios.
  */
 function drawChart(host, series, options) {
@@ -110,11 +110,12 @@ function drawChart(host, series, options) {
   follow(host, root, series, lengths, { ...options, x, top, bottom: height - bottom, width });
 }
 
-/** In the margin, where no curve runs, at the height of each curve's last point; moved apart where they would overlap. */
+/** In the margin, where no curve runs, at the height of each curve's last point; moved apart where they would overlap. Of
+ * several runs of a column the first has its name: the others are dashed, in its colour. */
 function nameCurves(root, series, x, y, [top, bottom]) {
-  const labels = series.filter((one) => !one.published && one.points.length).map((one) => {
+  const labels = series.filter((one) => !one.published && !one.dash && one.points.length).map((one) => {
     const last = one.points.reduce((a, b) => (b.x > a.x ? b : a));
-    return { name: one.name, color: one.color, y: y(last.y) };
+    return { name: one.code, color: one.color, y: y(last.y) };
   }).sort((a, b) => a.y - b.y);
   for (const [i, label] of labels.entries()) label.y = Math.max(label.y, top + 4, i ? labels[i - 1].y + 14 : 0);
   for (let i = labels.length - 1; i >= 0; i--)
@@ -146,7 +147,7 @@ function follow(host, root, series, lengths, frame) {
       const swatch = html("span", { class: one.published || one.dash ? "swatch dashed" : "swatch", style: `color:${one.color}` });
       const point = at(one), printed = one.published ? null : at(published[one.name]);
       const more = printed ? `${printed.text} published` : point.more;
-      const code = one.title === one.name ? null : html("span", { class: "code mono" }, one.published ? "published" : one.name);
+      const code = one.title === one.name ? null : html("span", { class: "code mono" }, one.published ? "published" : one.code);
       tip.append(html("div", {}, swatch, html("span", {}, one.title), code, html("span", { class: "value" }, `${point.noisy ? "~" : ""}${point.text}`),
         more ? html("span", { class: "more" }, more) : null));
     }

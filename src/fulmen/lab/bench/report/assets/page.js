@@ -132,7 +132,7 @@ function suitePanel(suite) {
   function drawCurves(found, group) {
     const unit = UNITS[state.view];
     const series = found.columns.filter((column) => !state.hidden.has(column)).map((name) => ({
-      name, title: about(name).title, color: colors[name], dash: dashes[name], base: name === group.baseline,
+      name, title: about(name).title, code: own(name), color: colors[name], dash: dashes[name], base: name === group.baseline,
       points: found.lengths.map((n) => [n, found.figure(name, n)]).filter(([, cell]) => cell?.value).map(([x, cell]) => ({
         x, y: cell.value, low: cell.p20, high: cell.p80, noisy: cell.noisy, text: `${number(cell.value)} ${unit}`,
         more: cell.p20 ? `${number(cell.p20)} to ${number(cell.p80)}` : cell.workspace !== undefined ? `${number(cell.workspace)} workspace` : "",
@@ -184,7 +184,7 @@ function suitePanel(suite) {
     }));
     const errors = found.columns.some((column) => worst(found, column) !== null);
     const spreads = found.columns.some((column) => spread(found, column) !== null);
-    const heads = [["name", `Column, ${UNITS[state.view]}`], ...found.lengths.map((n) => [n, `${group.axis} = ${n}`])];
+    const heads = [["name", `Column, ${UNITS[state.view]}`], ...found.lengths.map((n) => [n, group.ticks?.[n] ?? `${group.axis} = ${n}`])];
     if (spreads) heads.push(["spread", "Spread"]);
     if (errors) heads.push(["error", "Error"]);
     const hints = { spread: "p20 to p80, the largest of all lengths", error: "against float64" };
