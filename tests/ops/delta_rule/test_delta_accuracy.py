@@ -60,6 +60,14 @@ def test_keys_and_betas_that_are_hard_on_the_numbers(backend, decays, case):
     check(case._replace(decays=decays, length=100), backend)
 
 
+@pytest.mark.parametrize("decays", ["head", "token"])
+@pytest.mark.parametrize("seed", range(2))
+def test_the_torch_backend_keeps_the_digits_of_reflections_that_repeat(decays, seed):
+    """Three keys in turns with β near 2 and no decay: a chunk's inverse magnifies what is off in its overlaps."""
+    case = Case(batch=1, length=128, heads=(1, 1, 1), key_size=2, value_size=2, decays=decays, values="zero", seed=seed)
+    check(case._replace(keys="repeated", betas="near two", normalizes=False), "torch")
+
+
 @BACKEND
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("decays", ["token", "channel"])

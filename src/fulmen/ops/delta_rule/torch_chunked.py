@@ -6,7 +6,8 @@ In a chunk, S the state that enters and w the decays of :mod:`fulmen.ops.delta_r
     Y = X (V - later(k) S)                      U = β Y
     O = later(scale q) S + M U                  S_out = decayed(S) + earlier(k)ᵀ U
 
-so a chunk's corrections are one triangular solve, which does not wait for the state. Its gradient is that of linear
+so a chunk's corrections are one triangular solve, which does not wait for the state; Y = X V - (X later(k)) S, since X
+would magnify the rounding of later(k) S. Its gradient is that of linear
 attention with two reads for each token, of q and of k; docs/delta_rule.md derives it. A sequence is walked in segments
 of chunks: all that does not depend on the state is computed for a whole segment at once. The backward keeps one state
 for each segment and recomputes the rest.
@@ -49,8 +50,8 @@ def forward_sequence(p: DeltaRule, output: Tensor) -> Tensor:
     state = new_state(p.initial_state, p.state_shape, p.k)
     for segment in partition(p, chunk_size(p), FORWARD_SEGMENTS[p.schedule]):
         chunks = Chunks(p, loader, segment)
-        states, written, state = chunks.walk(state)
-        store(output, segment, chunks.gate.later(chunks.q) @ states + chunks.scores @ written)
+        states, errors, state = chunks.walk(state)
+        store(output, segment, chunks.gate.later(chunks.q) @ states + chunks.scores @ (chunks.beta * errors))
     return state
 
 
@@ -90,31 +91,28 @@ class Chunks:
         self.unit_q, self.q = self.q, self.q * p.scale
         gate = ScalarGate if loader.scalar else ChannelGate
         self.gate = gate(loader.decay(segment), segment.padded)
-        self.overlaps = self.gate.pairs(self.k, self.k).tril(-1)
         self.scores = self.gate.pairs(self.q, self.k)
-        self.inverse = inverse(self.overlaps * self.beta.mT)
+        k = self.k.to(wide(self.k))
+        overlaps = self.gate.pairs(k, k).tril(-1)
+        self.overlaps, self.inverse = overlaps.to(self.k.dtype), inverse(overlaps * self.beta.mT)
         self.later_k, self.earlier_k = self.gate.later(self.k), self.gate.earlier(self.k)
 
     def walk(self, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The state that enters each chunk ``[B, H, chunks, D, E]``, what tokens write, U, and the state that leaves
-        the segment."""
+        """The state that enters each chunk ``[B, H, chunks, D, E]``, Y, and the state that leaves the segment."""
         states = state.new_empty(*self.k.shape[:3], *state.shape[2:])
-        written = self.inverse @ self.v
-        of_state = self.inverse @ self.later_k
+        errors, reads = wide_product(self.inverse, self.v), wide_product(self.inverse, self.later_k)
         for i in range(self.segment.chunks):
             states[:, :, i] = state
-            u = written[:, :, i]
-            u -= of_state[:, :, i] @ state
-            u *= self.beta[:, :, i]
-            state = self.gate.decayed(state, i) + self.earlier_k[:, :, i].mT @ u
-        return states, written, state
+            y = errors[:, :, i]
+            y -= reads[:, :, i] @ state
+            state = self.gate.decayed(state, i) + self.earlier_k[:, :, i].mT @ (self.beta[:, :, i] * y)
+        return states, errors, state
 
     def backward(self, state: Tensor, do: Tensor, grad_state: Tensor, grads: Gradients) -> Tensor:
         """Store the gradients of the segment's tokens. ``state`` enters the segment; ``grad_state`` is the gradient of
         the state that leaves it. Returns that of the one that enters."""
         q, k, gate = self.q, self.k, self.gate
-        states, written, _ = self.walk(state)
-        errors = self.inverse @ (self.v - self.later_k @ states)  # Y, without a division by β
+        states, errors, _ = self.walk(state)
         grad_written = self.scores.mT @ do
         grad_states = torch.empty_like(states)
         direct = gate.later(q).mT @ do
@@ -123,16 +121,16 @@ class Chunks:
             grad_states[:, :, i] = grad_state
             du = grad_written[:, :, i]
             du += self.earlier_k[:, :, i] @ grad_state
-            dv[:, :, i] = self.inverse[:, :, i].mT @ (self.beta[:, :, i] * du)
+            dv[:, :, i] = wide_product(self.inverse[:, :, i].mT, self.beta[:, :, i] * du)
             grad_state = gate.decayed(grad_state, i) + direct[:, :, i] - self.later_k[:, :, i].mT @ dv[:, :, i]
 
         through_overlaps = (dv @ errors.mT).tril(-1)
         by_q, by_k = (do @ errors.mT).tril() * self.beta.mT, through_overlaps * -self.beta.mT
         dbeta = (grad_written * errors).sum(-1) - (self.overlaps * through_overlaps).sum(-2)
         q_in, k_in = gate.later(do @ states.mT), gate.later(dv @ states.mT).neg_()
-        k_out = gate.earlier(written @ grad_states.mT)
+        k_out = gate.earlier((self.beta * errors) @ grad_states.mT)
         if grads.log_decay is not None:
-            da = gate.inside(by_q, q, k) + gate.inside(by_k, k, k)
+            da = self.inside(by_q, q) + self.inside(by_k, k)
             da += sum_from(sum_channels(q * q_in + k * k_in, da)) + sum_before(sum_channels(k * k_out, da))
             for i in range(self.segment.chunks):
                 crossing = (gate.decayed(states[:, :, i], i) * grad_states[:, :, i]).sum(-1)
@@ -150,14 +148,27 @@ class Chunks:
             store(grads.beta[..., None], self.segment, dbeta[..., None])
         return grad_state
 
+    def inside(self, matrix: Tensor, later: Tensor) -> Tensor:
+        """What a decay gets from the pairs of its chunk: sums of many terms, which cancel."""
+        dtype = wide(self.k)
+        return self.gate.inside(matrix.to(dtype), later.to(dtype), self.k.to(dtype)).to(self.k.dtype)
+
 
 def inverse(triangle: Tensor) -> Tensor:
-    """(I + triangle)⁻¹ of what lies below the diagonal. In float64, where a device has it: solved in float32, 64 keys
-    that are nearly parallel leave three digits with β near 2."""
-    dtype = triangle.dtype if triangle.device.type == "mps" else torch.float64
-    one = torch.eye(triangle.shape[-1], dtype=dtype, device=triangle.device)
-    solved = torch.linalg.solve_triangular(triangle.to(dtype) + one, one, upper=False, unitriangular=True)
-    return solved.to(triangle.dtype)
+    """(I + triangle)⁻¹ of what lies below the diagonal."""
+    one = torch.eye(triangle.shape[-1], dtype=triangle.dtype, device=triangle.device)
+    return torch.linalg.solve_triangular(triangle + one, one, upper=False, unitriangular=True)
+
+
+def wide(x: Tensor) -> torch.dtype:
+    """Of a chunk's inverse, the overlaps that it is of, and products with it: float64 where a device has it. It
+    magnifies what is off in them: in float32, 64 keys that are nearly parallel leave three digits with β near 2, and
+    keys that repeat four."""
+    return x.dtype if x.device.type == "mps" else torch.float64
+
+
+def wide_product(inverse: Tensor, x: Tensor) -> Tensor:
+    return (inverse @ x.to(inverse.dtype)).to(x.dtype)
 
 
 def chunk_size(p: DeltaRule) -> int:

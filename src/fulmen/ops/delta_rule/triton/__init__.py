@@ -15,6 +15,7 @@ from torch import Tensor
 from fulmen.ops.chunks.decay_form import DecayForm, as_sequence, tokens_of
 from fulmen.ops.delta_rule.problem import DeltaRule, Gradients, Step
 from fulmen.ops.delta_rule.triton.launch import Launcher
+from fulmen.ops.delta_rule.triton.prepare import FACTORS
 from fulmen.triton_common.launching import on_its_device
 from fulmen.triton_common.operands import UNIT, readable, readable_state
 from fulmen.triton_common.packed import clear_after_last
@@ -48,7 +49,7 @@ def walk_segments(p: DeltaRule, parts: list[slice], output: Tensor, state: Tenso
 def backward(p: DeltaRule, grad_output: Tensor | None, grad_state: Tensor | None, grads: Gradients) -> None:
     p = with_readable_rows(p)
     grad = p.v.new_zeros(p.output_shape) if grad_output is None else readable(grad_output)
-    parts = segments(p)
+    parts = segments(p, grads)
     entering = states_between(p, parts, grads)
     for tokens in reversed(parts):
         part = select(p, tokens, entering.pop())
@@ -119,15 +120,23 @@ def precision(p: DeltaRule, grads: Gradients | None = None) -> str:
     return "one term" if grads is None or grads.log_decay is None else "two terms"
 
 
-def segments(p: DeltaRule) -> list[slice]:
+def segments(p: DeltaRule, grads: Gradients | None = None) -> list[slice]:
     """Packed sequences are one: what they take grows with N alone."""
     batch, length, heads = p.beta.shape
     if p.cu_seqlens is not None:
         return [slice(0, length)]
-    key_size, value_size = p.q.shape[3], p.v.shape[3]
-    tokens = max(SEGMENT_BYTES // max(batch * heads * (key_size + value_size) * 8, 1), SHORTEST_SEGMENT)
-    tokens = tokens // UNIT.value * UNIT.value
+    of_token = batch * heads * token_bytes(Launcher(p, precision(p, grads)))
+    tokens = max(SEGMENT_BYTES // max(of_token, 1), SHORTEST_SEGMENT) // UNIT.value * UNIT.value
     return [slice(i, min(i + tokens, length)) for i in range(0, max(length, 1), tokens)]
+
+
+def token_bytes(run: Launcher) -> int:
+    """What a backward keeps of a token of one head; a forward keeps less."""
+    key_size, value_size, single = run.key_size, run.value_size, torch.float32.itemsize
+    states = 2 * key_size * value_size // run.chunk  # S and G
+    weighed = 2 * key_size if run.form.by_channel else 0
+    rows = 3 * run.chunk + key_size + weighed + 2 * value_size  # X, M, L; R; later(q) and earlier(k); Y and dV
+    return (states + rows) * run.kept.itemsize + (2 * key_size + FACTORS) * single  # dq and dk
 
 
 def select(p: DeltaRule, tokens: slice, entering: Tensor | None) -> DeltaRule:
