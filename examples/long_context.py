@@ -48,17 +48,26 @@ def limit_memory(mebibytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (held + mebibytes * 2**20, resource.RLIM_INFINITY))
 
 
-def train_step(model: nn.Module, tokens: Tensor, following: Tensor, total: int, rate: float = 0.1) -> float:
-    """One step of gradient descent; the loss is the mean over the tokens of all ranks."""
-    loss = cross_entropy(model(tokens).flatten(0, 1), following.flatten(), reduction="sum") / total
+def part_of_loss(model: nn.Module, tokens: Tensor, following: Tensor, total: int) -> Tensor:
+    """This rank's part of the mean over the tokens of all ranks."""
+    return cross_entropy(model(tokens).flatten(0, 1), following.flatten(), reduction="sum") / total
+
+
+def train_step(model: nn.Module, tokens: Tensor, following: Tensor, total: int, rate: float = 1e-3) -> Tensor:
+    """One step of gradient descent."""
+    loss = part_of_loss(model, tokens, following, total)
     loss.backward()
     with torch.no_grad():
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad)  # each rank has its part, as in data parallel training
             parameter -= rate * parameter.grad
-    whole = loss.detach()
-    dist.all_reduce(whole)
-    return whole.item()
+            parameter.grad = None
+    return loss.detach()
+
+
+def out_of_memory(error: Exception) -> bool:
+    """And not, for instance, a rank that has lost the others."""
+    return isinstance(error, MemoryError) or any(text in str(error) for text in ("can't allocate", "bad_alloc"))
 
 
 def main() -> int:
@@ -76,17 +85,23 @@ def main() -> int:
     lengths = fd.shard_lengths(options.tokens, dist.get_world_size())
     few = torch.zeros(1, 8, dtype=torch.long)
     train_step(model, few, few, 8, rate=0.0)  # so that all threads and connections are there before the limit is
-    model.zero_grad()
     limit_memory(options.memory)
     positions = torch.arange(sum(lengths[:rank]), sum(lengths[: rank + 1]) + 1)
     text = (positions * positions // 7 % VOCABULARY)[None]
+    batch = text[:, :-1], text[:, 1:], options.tokens
     try:
-        loss = train_step(model, text[:, :-1], text[:, 1:], options.tokens)
+        before = train_step(model, *batch)
+        with torch.no_grad():
+            losses = torch.stack([before, part_of_loss(model, *batch)])
     except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
         print(f"rank {rank}: {lengths[rank]} tokens do not fit into {options.memory} MiB ({str(error)[:80]})")
         return 1
+    dist.all_reduce(losses)
     if rank == 0:
-        print(f"{options.tokens} tokens on {len(lengths)} ranks of {options.memory} MiB: loss {loss:.4f}")
+        where = f"{options.tokens} tokens on {len(lengths)} ranks of {options.memory} MiB"
+        print(f"{where}: loss {losses[0]:.5f}, and {losses[1]:.5f} after one step")
     dist.destroy_process_group()
     return 0
 

@@ -1,4 +1,6 @@
+import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +16,10 @@ def run(*arguments, ranks=()):
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits memory by way of /proc")
+LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits memory by way of /proc")
+
+
+@LINUX
 def test_two_ranks_train_on_what_does_not_fit_one():
     tokens = ("--tokens", "32768")
     alone = run(*tokens, "--memory", "300")
@@ -23,5 +28,29 @@ def test_two_ranks_train_on_what_does_not_fit_one():
     together = run(*tokens, "--memory", "300", ranks=TORCHRUN)
     assert together.returncode == 0, together.stderr
     unlimited = run(*tokens, "--memory", "4000")
-    losses = [float(re.search(r"loss ([0-9.]+)", x.stdout).group(1)) for x in (together, unlimited)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    losses = [re.search(r"loss ([0-9.]+), and ([0-9.]+) after", x.stdout).groups() for x in (together, unlimited)]
+    (before, after), expected = ([float(x) for x in pair] for pair in losses)
+    assert (before, after) == pytest.approx(tuple(expected), rel=1e-5)
+    assert after < 0.99 * before  # which took the gradients of both ranks
+
+
+@LINUX
+def test_a_rank_that_lost_the_other_does_not_blame_its_tokens():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(EXAMPLE), "--tokens", "8192", "--memory", memory],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | meeting | {"RANK": rank},
+        )
+        for rank, memory in (("0", "1000"), ("1", "5"))
+    ]
+    (said, failed), (other, _) = (rank.communicate(timeout=300) for rank in ranks)
+    assert "rank 1: 4096 tokens do not fit into 5 MiB" in other
+    assert [rank.returncode for rank in ranks] == [1, 1]
+    assert "do not fit" not in said
+    assert "RuntimeError: rank 0 of 2 lost the others" in failed

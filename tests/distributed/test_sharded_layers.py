@@ -65,6 +65,20 @@ def test_in_bfloat16(crew, name):
     assert all(error <= 1.5 * of_one[weight] for weight, error in weights.items()), (weights, of_one)
 
 
+def refused_by_one(group):
+    hidden = 5 if dist.get_rank(group) == 1 else 24
+    return layer("Mamba2")(torch.zeros(1, 7, hidden), group=group)
+
+
+def test_what_one_rank_refuses_the_others_learn(crew):
+    """A layer checks its tokens before the ranks first meet."""
+    why = "x must have shape [B, N, 24]; got [1, 7, 5]"
+    first, second, third = crew.run(3, refused_by_one)
+    assert second.message == why
+    for found in (first, third):
+        assert f"rank 1 refused its arguments: ValueError: {why}" in found.message
+
+
 def test_what_a_shard_cannot_have_is_refused(crew):
     for error in crew.run(2, refused):
         assert not isinstance(error, Raised), error

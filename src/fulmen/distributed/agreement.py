@@ -11,12 +11,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from fulmen.distributed.exchange import Gathering, Ranks
 from fulmen.distributed.places import Place, packed_places, whole_place
@@ -136,6 +139,21 @@ class Agreement:
             return "; ".join(f"rank {rank} refused its arguments: {why}" for rank, why in refused.items())
         names = dict.fromkeys(name for x in facts for name in x)
         return "; ".join(found for name in names if (found := _difference(name, [x.get(name) for x in facts])))
+
+
+@contextmanager
+def announcing(group: dist.ProcessGroup | DeviceMesh) -> Iterator[None]:
+    """For what a rank checks before it calls an operator, as a layer does: where it raises, the others, who make the
+    call, learn of it there instead of waiting."""
+    try:
+        yield
+    except Exception as error:
+        refused = error
+
+        def described() -> Call:
+            raise refused
+
+        Agreement("a call", Ranks(group), torch.empty(0), described)
 
 
 def _parsed(text: bytes) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
@@ -39,7 +40,7 @@ class Mixer(nn.Module):
                 is not computed, no state sees it, and the output is 0 there.
             group: the ranks that hold the sequence, a torch.distributed ProcessGroup or a one-dimensional DeviceMesh: x
                 is this rank's shard of it, and cu_seqlens are those of the whole (:mod:`fulmen.distributed`). Gradients
-                of weights are this rank's part, for DDP or FSDP to sum. Not with a cache or padding.
+                of weights are this rank's part, for DDP or FSDP to reduce. Not with a cache or padding.
 
         Returns:
             ``[B, N, hidden_size]``.
@@ -47,12 +48,19 @@ class Mixer(nn.Module):
         Raises:
             TypeError, ValueError: before any work, naming the argument, what it was and what it must be.
         """
-        call = Call(x, self.hidden_size, cache, cu_seqlens, attention_mask, group)
+        with nullcontext() if group is None else _announcing(group):
+            call = Call(x, self.hidden_size, cache, cu_seqlens, attention_mask, group)
         return call.rows(self.mix(call.tokens(x), call))
 
     def mix(self, x: Tensor, call: Call) -> Tensor:
         """``[..., hidden_size]`` to the same, with the operators of the call, which knows what ``...`` is."""
         raise NotImplementedError
+
+
+def _announcing(group: Group) -> AbstractContextManager[None]:
+    from fulmen import distributed  # which takes its time
+
+    return distributed.announcing(group)
 
 
 def check_heads(**sizes: int) -> None:
