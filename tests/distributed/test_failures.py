@@ -1,6 +1,7 @@
 """Ranks that die, or do not come: the others end with an error that says so, within the group's timeout."""
 
 import os
+import signal
 import time
 from datetime import timedelta
 
@@ -64,3 +65,13 @@ def does_not_come(group, seconds, when):
 def test_a_rank_that_does_not_come_ends_the_others_at_the_timeout(crew, when):
     for rank, waited in enumerate(crew.run(4, does_not_come, 2, when)):
         assert rank == 1 or 0 < waited < 20, waited
+
+
+def interrupt(group):
+    """As Ctrl-C does to every process of a terminal."""
+    os.kill(os.getpid(), signal.SIGINT)
+    return True
+
+
+def test_an_interrupt_is_for_who_began_the_ranks(crew):
+    assert crew.run(2, interrupt) == [True, True]
