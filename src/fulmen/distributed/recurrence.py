@@ -3,7 +3,8 @@
 Forward: each rank summarises its shard without its outputs, the summaries are gathered, each rank folds those before
 it, and runs the local operator from there. A shard that nothing enters runs while the summaries are on their way.
 Backward: each rank computes what its outputs send to the state that enters, these gradients are gathered, each rank
-folds those after it, and the local operator's own backward goes on from the gradient of the state that leaves.
+folds those after it, and the local operator's own backward goes on from the gradient of the state that leaves. A shard
+that nothing leaves goes on at once.
 """
 
 from __future__ import annotations
