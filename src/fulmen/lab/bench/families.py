@@ -61,9 +61,14 @@ def _kinds(linear: str, softmax: str) -> list[str]:
     return [linear, linear, softmax, linear]
 
 
+def _experts(w: Widths) -> dict[str, Any]:
+    return {"num_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": w.hidden // 2}
+
+
 def _delta_named(w: Widths) -> dict[str, Any]:
     """As the families with a gated delta rule name theirs."""
     return {
+        "layer_types": _kinds("linear_attention", "full_attention"),
         "intermediate_size": 2 * w.hidden,
         "num_attention_heads": w.heads // 2,
         "num_key_value_heads": w.heads // 4,
@@ -72,6 +77,27 @@ def _delta_named(w: Widths) -> dict[str, Any]:
         "linear_value_head_dim": 2 * w.head,
         "linear_num_key_heads": w.heads // 4,
         "linear_num_value_heads": w.heads // 2,
+    }
+
+
+def _delta_experts(w: Widths) -> dict[str, Any]:
+    return _delta_named(w) | _experts(w) | {"shared_expert_intermediate_size": w.hidden // 2}
+
+
+def _kimi_named(w: Widths) -> dict[str, Any]:
+    """As the families with Kimi delta attention name theirs; their softmax attention has latent keys and values."""
+    return {
+        "layer_types": _kinds("linear_attention", "full_attention"),
+        "mlp_layer_types": ["dense"] * LAYERS,
+        "intermediate_size": 2 * w.hidden,
+        "num_attention_heads": w.heads // 2,
+        "num_key_value_heads": w.heads // 2,
+        "linear_head_dim": 2 * w.head,
+        "linear_num_heads": w.heads // 2,
+        "kv_lora_rank": 2 * w.head,
+        "qk_rope_head_dim": w.head // 2,
+        "qk_nope_head_dim": w.head,
+        "v_head_dim": w.head,
     }
 
 
@@ -123,14 +149,49 @@ FAMILIES: dict[str, tuple[str, Callable[[Widths], dict[str, Any]]]] = {
     ),
     "Lfm2Moe": (
         "Lfm2Moe",
-        lambda w: (
-            _attention(w)
-            | {"layer_types": _kinds("conv", "full_attention"), "moe_intermediate_size": w.hidden // 2}
-            | {"num_experts": 2, "num_experts_per_tok": 2}
-        ),
+        lambda w: _attention(w) | _experts(w) | {"layer_types": _kinds("conv", "full_attention")},
     ),
     "Mamba": ("Mamba", lambda w: {"state_size": 16}),
-    "Qwen3.5": ("Qwen3_5", lambda w: _delta_named(w) | {"layer_types": _kinds("linear_attention", "full_attention")}),
+    "FalconMamba": ("FalconMamba", lambda w: {"state_size": 16}),
+    "Jamba": (
+        "Jamba",
+        lambda w: _attention(w) | _experts(w) | {"attn_layer_period": LAYERS, "attn_layer_offset": 2},
+    ),
+    "Zamba": (
+        "Zamba",
+        lambda w: {
+            "layers_block_type": ["linear_attention", "hybrid"] * (LAYERS // 2),  # hybrids share weights: at least two
+            "num_attention_heads": w.heads,
+            "num_key_value_heads": w.heads,
+            "intermediate_size": 2 * w.hidden,
+        },
+    ),
+    "Inkling": (
+        "Inkling",
+        lambda w: (
+            _attention(w)
+            | {"head_dim": w.head, "swa_head_dim": w.head, "mlp_layer_types": ["dense"] * LAYERS}
+            | {"swa_num_attention_heads": w.heads, "swa_num_key_value_heads": w.heads // 2, "d_rel": w.head // 4}
+            | {"rel_extent": 1024, "logits_mup_width_multiplier": 1.0}
+        ),
+    ),
+    "Qwen3.5": ("Qwen3_5", _delta_named),
+    "Qwen3.5-MoE": ("Qwen3_5Moe", _delta_experts),
+    "Qwen3Next": ("Qwen3Next", _delta_experts),
+    "Qwen4-Exp": (
+        "Qwen4Exp",
+        lambda w: (
+            _delta_experts(w)
+            | {"hc_lowrank": w.head, "hc_count": 2, "indexer_n_heads": 2, "indexer_kv_heads": 1}
+            | {"indexer_head_dim": 2 * w.head, "indexer_budget": 2048, "indexer_compress_ratio": 4}
+        ),
+    ),
+    "OlmoHybrid": ("OlmoHybrid", _delta_named),
+    "KimiLinear": ("KimiLinear", _kimi_named),
+    "BailingHybrid": (
+        "BailingHybrid",
+        lambda w: _kimi_named(w) | {"head_dim": w.head, "n_group": 1, "topk_group": 1},
+    ),
 }
 
 
@@ -140,7 +201,7 @@ def model(family: str, hidden: int, dtype: torch.dtype = torch.float32) -> Any:
 
     name, sizes = FAMILIES[family]
     config = getattr(transformers, f"{name}TextConfig", None) or getattr(transformers, f"{name}Config")
-    common = {"hidden_size": hidden, "num_hidden_layers": LAYERS, "vocab_size": VOCABULARY}
+    common = {"hidden_size": hidden, "num_hidden_layers": LAYERS, "vocab_size": VOCABULARY, "pad_token_id": 0}
     if "layers_block_type" in sizes(Widths(hidden)) and name == "NemotronH":
         del common["num_hidden_layers"]  # it follows from the kinds of the layers
     with torch.random.fork_rng(devices=[]):

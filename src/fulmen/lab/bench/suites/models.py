@@ -26,7 +26,8 @@ KERNEL = 4  # taps of a convolution
 # ---- models ----------------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=4)  # of the sizes that are checked and those that are measured, as it is and patched
+# As it is and patched, at the sizes that are checked and those that are measured; and for a check in float32.
+@lru_cache(maxsize=5)
 def _model(family: str, hidden: int, dtype: torch.dtype, device: torch.device, patched: bool) -> Any:
     made = model(family, hidden, dtype).to(device)
     if patched:
@@ -88,17 +89,38 @@ def _training(make: Callable[[Tensor], Any], x: Tensor) -> Callable[[], Tensor]:
 PHASES = {"prefill": _prefill, "decode": _decode, "training": _training}
 
 
-def _family(family: str, phase: str) -> tuple[Column, ...]:
+def _lightning(make: Callable[[Tensor], Any], x: Tensor) -> Callable[[], Tensor]:
+    """The first layer's attention alone."""
+    tokens, layer = _embedded(x), make(x).model.layers[0].self_attn
+
+    @torch.no_grad()
+    def run() -> Tensor:
+        return layer(tokens, position_embeddings=None, attention_mask=None)[0]
+
+    return run
+
+
+LIGHTNING = "MiniMax lightning attention"
+
+
+def _of_model(what: str, family: str, prepare: Prepare, check: Prepare) -> tuple[Column, ...]:
+    """Of a family's models; ``check`` gives what ``prepare`` should, in float32, which is as far as transformers'
+    functions go."""
+
     def make(x: Tensor, patched: bool = False) -> Any:
         return _model(family, x.shape[2] * x.shape[3] // 2, x.dtype, x.device, patched).eval()
 
     def exact(x: Tensor) -> Tensor:
-        """transformers in float32, which is as far as its functions go; without a cache."""
-        prepare = PHASES["prefill" if phase == "decode" else phase]
-        return prepare(make, x.float())().double()
+        return check(make, x.float())().double()
 
-    ours = partial(PHASES[phase], partial(make, patched=True))
-    return _pair(f"{family} {phase}", ("x",), partial(PHASES[phase], make), ours, exact)
+    ours = partial(prepare, partial(make, patched=True))
+    return _pair(what, ("x",), partial(prepare, make), ours, exact)
+
+
+def _family(family: str, phase: str) -> tuple[Column, ...]:
+    # A decoded token is what a prefill says of it, without a cache.
+    check = PHASES["prefill" if phase == "decode" else phase]
+    return _of_model(f"{family} {phase}", family, PHASES[phase], check)
 
 
 # ---- functions -------------------------------------------------------------------------------------------------------
@@ -226,6 +248,14 @@ def _least(sizes: Sizes, n: int) -> Mapping[str, Work]:
     return {}  # whole models have no roofline here
 
 
+FIGURES = (
+    *(f"Mamba2 {phase}" for phase in PHASES),
+    *(f"Qwen3.5 {phase}" for phase in PHASES),
+    "FalconH1 prefill",
+    LIGHTNING,
+    *FUNCTIONS,
+)
+
 SUITE = Suite(
     name="models",
     about="models of transformers, small and with random weights, as they are and patched",
@@ -240,10 +270,12 @@ SUITE = Suite(
     baseline="transformers",
     modes=("fwd",),
     sections={f"{family} {phase}": _family(family, phase) for family in FAMILIES for phase in PHASES}
+    | {LIGHTNING: _of_model(LIGHTNING, "MiniMax", _lightning, _lightning)}
     | {name: _function(name) for name in FUNCTIONS},
     inputs={"x": Input("B N H D"), "dt": Input("B N H"), "b": Input("B N 1 R"), "c": Input("B N 1 R")},
     presets={
-        "published": Preset((Sizes(1, 32, 64, 128),), (1024, 2048)),
+        # The figures of docs/models.md.
+        "published": Preset((Sizes(1, 32, 64, 128),), (1024, 2048), sections=FIGURES),
         "laptop": Preset((Sizes(1, 32, 64, 128),), (1024, 2048)),
         "quick": Preset(
             (Sizes(1, 8, 64, 128),),

@@ -19,6 +19,8 @@ from fulmen.ops.delta_rule.problem import DeltaRule
 KEY_HEADS, HEADS, DIM, LENGTH = 16, 32, 128, 2048
 SIZE = f"B1 H{HEADS} (q, k: {KEY_HEADS}) D{DIM} n{LENGTH}"
 PEERS = "transformers.models.qwen3_next.modeling_qwen3_next"
+CHUNKED = f"{PEERS}.torch_chunk_gated_delta_rule"
+KIMI = "transformers.models.kimi_linear.modeling_kimi_linear.chunk_kimi_delta_attention"
 
 
 class Inputs(NamedTuple):
@@ -52,17 +54,20 @@ def inputs(batch: int = 1, length: int = LENGTH, dtype: torch.dtype = torch.floa
 
 
 def forward() -> list[Figure]:
-    x = inputs()
+    x, long = inputs(), inputs(length=4 * LENGTH)
     calls = {
         "token": x.call(x.log_decay),
         "token, plain": x.plain(x.log_decay),
         "channel": x.call(x.by_channel),
         "channel, plain": x.plain(x.by_channel),
+        "long": long.call(long.log_decay),
+        "long, plain": long.plain(long.log_decay),
     }
-    t = {name: timing.median for name, timing in interleaved(calls, seconds=6.0, repeats=7).items()}
-    token, channel = t["token"] / t["token, plain"], t["channel"] / t["channel, plain"]
+    t = {name: timing.median for name, timing in interleaved(calls, seconds=12.0, repeats=7).items()}
+    token, channel, of_long = (t[name] / t[f"{name}, plain"] for name in ("token", "channel", "long"))
     return [
         Figure(f"delta rule, {SIZE}, time over linear attention, token decay", token, 1.5, 1.35, "x", True),
+        Figure(f"delta rule, n{4 * LENGTH}, time over linear attention, token decay", of_long, 1.5, 1.35, "x", True),
         Figure("delta rule, time over linear attention, channel decay", channel, 1.7, 1.5, "x", True),
     ]
 
@@ -93,24 +98,26 @@ def growth() -> list[Figure]:
 def against_transformers() -> list[Figure]:
     if why_missing("transformers"):
         return []
-    chunked = peer(f"{PEERS}.torch_chunk_gated_delta_rule")
 
-    def ratio(dtype: torch.dtype) -> float:
-        x = inputs(dtype=dtype)
-        given = x.of_peer()
-        t = interleaved({"native": x.call(x.log_decay), "peer": lambda: chunked(**given)}, seconds=6.0, repeats=3)
+    def ratio(dtype: torch.dtype, function: str = CHUNKED, by_channel: bool = False) -> float:
+        x, chunked = inputs(dtype=dtype), peer(function)
+        log_decay = x.by_channel if by_channel else x.log_decay
+        given = x.of_peer() | {"g": log_decay}
+        t = interleaved({"native": x.call(log_decay), "peer": lambda: chunked(**given)}, seconds=6.0, repeats=3)
         return t["peer"].median / t["native"].median
 
+    kimi = ratio(torch.float32, KIMI, by_channel=True)
     return [
         Figure("delta rule against transformers' chunked one, fp32", ratio(torch.float32), 8, 10, "x"),
         Figure("delta rule against transformers' chunked one, bf16", ratio(torch.bfloat16), 7, 12, "x"),
+        Figure("delta rule against transformers' Kimi delta attention, channel decay, fp32", kimi, 40, 70, "x"),
     ]
 
 
 def training_against_transformers() -> list[Figure]:
     if why_missing("transformers"):
         return []
-    chunked = peer(f"{PEERS}.torch_chunk_gated_delta_rule")
+    chunked = peer(CHUNKED)
     x = inputs()
     given = {name: y.clone().requires_grad_() if isinstance(y, Tensor) else y for name, y in x.of_peer().items()}
     ours, theirs = (
@@ -164,8 +171,10 @@ def workspaces() -> list[Figure]:
     threads = torch.get_num_threads()
 
     def mebibytes(length: int, backward: bool) -> float:
-        x, beta = torch.empty(1, 1, 1, DIM).expand(1, length, HEADS, DIM), torch.empty(1).expand(1, length, HEADS)
-        p = DeltaRule(x, x, x, beta, beta, True, 1.0, None, None, "auto")
+        row = torch.empty(1, 1, 1, DIM)
+        k, v = (row.expand(1, length, heads, DIM) for heads in (KEY_HEADS, HEADS))
+        beta = torch.empty(1).expand(1, length, HEADS)
+        p = DeltaRule(k, k, v, beta, beta, True, 1.0, None, None, "auto")
         return workspace_bytes(p, backward) / threads / 2**20
 
     return [
