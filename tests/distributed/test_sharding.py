@@ -20,7 +20,7 @@ def sharding(group, lengths):
     return part.detach(), again.detach(), whole.grad, back
 
 
-@pytest.mark.parametrize("lengths", [None, [1, 7, 2], [3, 6, 1]])
+@pytest.mark.parametrize("lengths", [None, [1, 7, 2], [3, 6, 1], [0, 4, 6], [0, 0, 10], [10, 0, 0]])
 def test_shard_and_gather(crew, lengths):
     whole = torch.arange(60.0).view(2, 10, 3)
     parts = crew.run(3, sharding, lengths)
