@@ -33,6 +33,13 @@ private:
     int64_t used = 0;
 };
 
+// How much of an arena the constructor of T takes.
+template <class T, class... Arguments> int64_t bytes_of(const Arguments &...arguments) {
+    Arena counting(nullptr);
+    T(counting, arguments...);
+    return counting.bytes();
+}
+
 // Takes pieces from the workspace of a call: reserve(arena) counts them first. Whether there was memory for them.
 template <class F> bool reserve_workspace(const fulmen_header &header, F reserve) {
     Arena counting(nullptr);

@@ -31,7 +31,7 @@ public:
     using Base::key, Base::state, Base::value;
 
     BackwardWorker(Arena &arena, const fulmen_problem &p, bool wants_decay, bool wants_decay_v)
-        : Base(arena, p, p.value_size, Use{true, !by_channel(p.decay_form)}, Use{true, true}),
+        : Base(arena, p, p.value_size, Base::advancing_keys(p, Use{true, !by_channel(p.decay_form)}), Use{true, true}),
           key_gradient(arena, p.decay_form, p.key_size, wants_decay),
           value_gradient(arena, p.decay_v_form, p.value_size, wants_decay_v),
           scale((float)p.scale),
@@ -78,7 +78,7 @@ public:
         if (kInFloats) value.weigh_earlier(v.in_floats());
         for (int64_t p = 0; p < value.blocks(); ++p) {
             prefetch_inputs(t + kAhead, p);
-            this->advance_panel(p, decayed(key, value, p), k, v);
+            this->advance_panel(p, decayed(key, value, p), k, v.over_tokens().panel(p));
         }
     }
 
@@ -129,9 +129,10 @@ public:
         for (int64_t p = 0; p < value.blocks(); ++p) {
             prefetch_inputs(t - kAhead, p);
             if constexpr (kInFloats)
-                this->advance_panel(p, decayed(key, value, p), q, g);
+                this->advance_panel(p, decayed(key, value, p), q, g.over_tokens().panel(p));
             else
-                this->advance_panel(p, ScaleAndRound{decayed(key, value, p), by_column.panel(p)}, q, g);
+                this->advance_panel(p, ScaleAndRound{decayed(key, value, p), by_column.panel(p)}, q,
+                                    g.over_tokens().panel(p));
         }
     }
 
@@ -145,7 +146,7 @@ public:
         weigh_queries();
         for (int64_t p = 0; p < value.blocks(); ++p) {
             prefetch_queries(t - kAhead, p);
-            this->advance_panel(p, decayed(key, value, p), q, g);
+            this->advance_panel(p, decayed(key, value, p), q, g.over_tokens().panel(p));
         }
     }
 
@@ -161,7 +162,7 @@ private:
 
     void load_queries(int64_t t, int64_t count) {
         float weights[kChunk];
-        for (int i = 0; i < kChunk; ++i) weights[i] = scale * key.weights().prefix[i];
+        for (int i = 0; i < kChunk && !weighs_in_floats(); ++i) weights[i] = scale * key.weights().prefix[i];
         q.load(in.q.from(t, 0), count, weights);
     }
 

@@ -134,7 +134,7 @@ int64_t causal_conv1d_backward(const fulmen_causal_conv1d_backward_call &call) {
     const Plan plan(p, 40 + 6.0 * (double)p.width);
     // For each part and panel dw and dbias of its channels, as taps are.
     const int64_t panels = padded(p.channels) / kPanel, stride = (p.width + 1) * kPanel;
-    const int64_t bytes = worker_bytes<Worker>(plan), all_sums = plan.parts * panels * stride;
+    const int64_t bytes = bytes_of<Worker>(plan), all_sums = plan.parts * panels * stride;
     char *const memory = workspace_of(p.header, plan.threads * bytes + all_sums * (int64_t)sizeof(float));
     if (!memory) return FULMEN_NO_WORKSPACE;
     float *const sums = (float *)(memory + plan.threads * bytes);

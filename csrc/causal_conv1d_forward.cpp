@@ -63,7 +63,7 @@ void store_states(const Convolution &p, const fulmen_tensor &states) {
 int64_t causal_conv1d_forward(const fulmen_causal_conv1d_forward_call &call) {
     const Convolution &p = call.problem;
     const Plan plan(p, 24 + 2.0 * (double)p.width);
-    const int64_t bytes = worker_bytes<Worker>(plan);
+    const int64_t bytes = bytes_of<Worker>(plan);
     char *const memory = workspace_of(p.header, plan.threads * bytes);
     if (!memory) return FULMEN_NO_WORKSPACE;
     parallel_for(plan.threads, plan.tasks, [&](int64_t task, int64_t worker) {

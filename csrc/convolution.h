@@ -215,12 +215,5 @@ FULMEN_INLINE void carry(Panels tile, Channels c, int64_t rows, int64_t count) {
         memmove(tile.panel(p), tile.panel(p) + count * kPanel, (size_t)(rows * kPanel) * sizeof(float));
 }
 
-// The workspace of one thread.
-template <class Worker> int64_t worker_bytes(const Plan &plan) {
-    Arena counting(nullptr);
-    Worker(counting, plan);
-    return counting.bytes();
-}
-
 }  // namespace FULMEN_ISA
 }  // namespace fulmen

@@ -63,12 +63,14 @@ static inline void scalar_weights(const float *log_decay, ScalarWeights &w) {
     }
 }
 
-// A weight of 0 forgets exactly: not even NaN passes it.
+// pairs[j][i], an exact 0 for i < j: not even NaN comes from a later token. Between the others a weight of 0 is a
+// factor like any other, which NaN passes, as it passes from state to state.
 static inline void weigh_pairs(float *pairs, const float *weights) {
-    for (int x = 0; x < kBlock; x += kLanes) {
-        Vec w = load(weights + x);
-        store(pairs + x, select(w == Vec{}, Vec{}, load(pairs + x) * w));
-    }
+    for (int j = 0; j < kChunk; ++j)
+        for (int v = 0; v < kPanel; v += kLanes) {
+            const int x = j * kPanel + v;
+            store(pairs + x, select(lane_numbers() + v >= j, load(pairs + x) * load(weights + x), Vec{}));
+        }
 }
 
 static inline void weigh_rows(float *block, const float *weights) {

@@ -73,6 +73,7 @@ public:
             prefetch_share(out.output, t - kAhead, value.size(), p);
             multiply(grad_state.panel(p), key.blocks(), decayed(key, value, p), Product<Transposed>{q, g.panel(p), 1},
                      Product<Transposed>{minus_later_k.in_floats(), d_values.panel(p), 1});
+            clear_padding(grad_state, key.size(), value.size(), p);
         }
     }
 

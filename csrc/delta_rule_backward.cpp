@@ -26,7 +26,7 @@ public:
           segment_chunks(chunks_per_segment(longest)),
           worker(arena, call.problem, call.dlog_decay.data) {
         state_floats = panels_size(p.key_size, p.value_size);
-        kept_floats = kept_bytes() / 4;
+        kept_floats = bytes_of<KeptChunk>(p) / 4;
         const int64_t segments = (chunks_of(longest) + segment_chunks - 1) / segment_chunks;
         entering = arena.floats(larger<int64_t>(1, segments) * state_floats);
         kept = arena.floats(smaller(segment_chunks, chunks_of(longest)) * kept_floats);
@@ -81,11 +81,6 @@ public:
     int64_t segment_tokens() const { return segment_chunks * kChunk; }
 
 private:
-    int64_t kept_bytes() const {
-        Arena counting(nullptr);
-        KeptChunk(counting, p);
-        return counting.bytes();
-    }
     Panels entering_state(int64_t t) const {
         return {entering + t / segment_tokens() * state_floats, panel_stride(p.key_size)};
     }

@@ -96,17 +96,6 @@ struct Plan {
     }
 };
 
-template <class Worker> int64_t worker_bytes(const fulmen_delta_rule_problem &p, const Plan &plan) {
-    Arena counting(nullptr);
-    if (p.attention.schedule == FULMEN_RECURRENT) {
-        DeltaTokenBuffer(counting, p.attention.key_size, plan.slices.width);
-        counting.floats(p.attention.key_size * plan.slices.width);
-    } else {
-        Worker(counting, p, plan.slices.width);
-    }
-    return counting.bytes();
-}
-
 // Returns whether a log-decay was above 0.
 template <class Worker> bool attend(const fulmen_delta_rule_problem &p, const HeadSlice &x, Arena arena) {
     const Rows beta = rows_of(p.beta, x.sequence.batch, x.index).from(x.sequence.first, 0);
@@ -126,7 +115,9 @@ template <class Worker> bool attend(const fulmen_delta_rule_problem &p, const He
 template <class Worker> int64_t delta_rule_forward_with(const fulmen_delta_rule_forward_call &call) {
     const fulmen_delta_rule_problem &p = call.problem;
     const Plan plan(p.attention);
-    const int64_t bytes = worker_bytes<Worker>(p, plan);
+    const int64_t bytes = p.attention.schedule == FULMEN_RECURRENT
+                              ? token_by_token_bytes<DeltaTokenBuffer>(p.attention, plan.slices.width)
+                              : bytes_of<Worker>(p, plan.slices.width);
     char *const workspace = workspace_of(p.attention.header, plan.threads * bytes);
     if (!workspace) return FULMEN_NO_WORKSPACE;
     Notice grows;

@@ -71,7 +71,8 @@ public:
     using Base::key, Base::state, Base::value;
 
     DeltaWorker(Arena &arena, const fulmen_delta_rule_problem &p, int64_t columns)
-        : Base(arena, p.attention, columns, Use{!by_channel(p.attention.decay_form), false, p.normalize_qk != 0},
+        : Base(arena, p.attention, columns,
+               Base::advancing_keys(p.attention, Use{!by_channel(p.attention.decay_form), false, p.normalize_qk != 0}),
                Use{false, false, false, true}),
           keys(Base::k),
           k(keys.in_floats()),
@@ -192,11 +193,10 @@ protected:
 
     // S = e^{b_C} S + earlier(k)^T U, panel p of S and U; k was weighed.
     void advance_panel(int64_t p, const Element *written) {
-        const Product<TransposedOf<Element>> product{keys.weighed(), written, 1};
         if constexpr (kInFloats)
-            multiply(state.panel(p), key.blocks(), decayed(key, value, p), product);
+            Base::advance_panel(p, decayed(key, value, p), keys, written);
         else
-            multiply(state.panel(p), key.blocks(), ScaleAndRound{decayed(key, value, p), factor.panel(p)}, product);
+            Base::advance_panel(p, ScaleAndRound{decayed(key, value, p), factor.panel(p)}, keys, written);
     }
 
     // In pairs, the state as a factor, before a walk's first chunk.

@@ -153,8 +153,7 @@ const char *fulmen_error_text(int64_t status) {
         case FULMEN_BAD_VERSION: return "the struct belongs to another version of the interface";
         case FULMEN_BAD_SIZE:
             return "a size is out of range (D, E and ranks must be 1 to 512, K 1 to 64, W at least K - 1, chunk_size "
-                   "at "
-                   "least 1)";
+                   "at least 1 and with N below 2^63)";
         case FULMEN_BAD_HEADS: return "query_heads, key_heads and value_heads must each divide heads";
         case FULMEN_BAD_DTYPE:
             return "a dtype is unknown or does not fit: inputs share one, results have it or float32";
@@ -186,6 +185,9 @@ int64_t fulmen_isa_select(int64_t index) {
 }
 int64_t fulmen_isa_self_check(int64_t index) {
     return fulmen_isa_supported(index) && self_check(*builds[index].kernels);
+}
+int64_t fulmen_isa_multiplies_pairs(int64_t index) {
+    return index >= 0 && index < build_count && builds[index].kernels->multiplies_pairs;
 }
 int64_t fulmen_has_openmp(void) { return has_openmp(); }
 

@@ -21,7 +21,8 @@ public:
     using Base::key, Base::state, Base::value;
 
     ForwardWorker(Arena &arena, const fulmen_problem &p, int64_t columns)
-        : Base(arena, p, columns, Use{!by_channel(p.decay_form), false}, Use{}),
+        : Base(arena, p, columns, Base::advancing_keys(p, Use{!by_channel(p.decay_form), false}),
+               Base::advancing_values()),
           q(arena, kChunk, p.key_size, Use{true, false, false, key.by_channel()}),
           o(arena.panels(kChunk, columns)),
           factor(kInFloats ? PanelsOf<Pair>{} : arena.panels<Pair>(elements<Pair>(p.key_size), columns)),
@@ -100,9 +101,9 @@ private:
     void advance_panel(int64_t p) {
         const Scale start = decayed(key, value, p);
         if constexpr (kInFloats)
-            Base::advance_panel(p, start, k, v);
+            Base::advance_panel(p, start, k, v.over_tokens().panel(p));
         else
-            Base::advance_panel(p, ScaleAndRound{start, factor.panel(p)}, k, v);
+            Base::advance_panel(p, ScaleAndRound{start, factor.panel(p)}, k, v.over_tokens().panel(p));
     }
 
     void read_panel_with_value_decay(int64_t p, int64_t depth) {

@@ -41,6 +41,11 @@ template <class Worker> bool attend_whole(Worker &worker, const HeadSlice &x) {
     return worker.grows();
 }
 
+// How much of an arena the next one takes, and its buffer.
+template <class Buffer> int64_t token_by_token_bytes(const fulmen_problem &p, int64_t columns) {
+    return bytes_of<Buffer>(p.key_size, columns) + 4 * p.key_size * padded(columns);
+}
+
 // sweep(state, stride, token, log_decay) updates a state with dense rows and leaves the output in the buffer; log_decay
 // begins at the token.
 template <class Buffer, class Sweep>

@@ -9,6 +9,7 @@ namespace fulmen {
 struct Kernels {
     FULMEN_CALLS(FULMEN_POINTER)
     int64_t (*fma_burst)(int64_t rounds);
+    bool multiplies_pairs;  // kPairs of simd.h
 };
 #undef FULMEN_POINTER
 

@@ -167,7 +167,8 @@ template <class HeadBackward> struct Plan {
 private:
     void reserve(Arena &arena, const fulmen_problem &p) {
         sums = (double *)arena.floats(2 * heads * segments);
-        if (segments > 1) summaries = (char *)arena.floats(2 * heads * segments * Summary::bytes(p, p.value_size) / 4);
+        if (segments > 1)
+            summaries = (char *)arena.floats(2 * heads * segments * bytes_of<Summary>(p.key_size, p.value_size) / 4);
         memory = (char *)arena.floats(teams(p).count * teams(p).heads * head_bytes / 4);
     }
 };
@@ -230,7 +231,7 @@ void walk_alone(const fulmen_attention_backward_call &call, const Plan<HeadBackw
 template <class HeadBackward>
 void walk_segments(const fulmen_attention_backward_call &call, const Plan<HeadBackward> &plan) {
     const fulmen_problem &p = call.problem;
-    const int64_t segments = plan.segments, bytes = Summary::bytes(p, p.value_size);
+    const int64_t segments = plan.segments, bytes = bytes_of<Summary>(p.key_size, p.value_size);
     auto summary_of = [&](int64_t part, bool gradient) {
         Arena arena(plan.summaries + (2 * part + gradient) * bytes);
         return Summary(arena, p.key_size, p.value_size);

@@ -46,22 +46,13 @@ bool attend_token_by_token(const fulmen_attention_forward_call &call, const Head
     return attend_token_by_token(p, x, arena, buffer, sweep);
 }
 
-template <class Worker> int64_t worker_bytes(const fulmen_problem &p, const Plan &plan) {
-    Arena counting(nullptr);
-    if (p.schedule == FULMEN_RECURRENT) {
-        TokenBuffer(counting, p.key_size, plan.slices.width);
-        counting.floats(p.key_size * plan.slices.width);
-    } else {
-        Worker(counting, p, plan.slices.width);
-    }
-    return counting.bytes();
-}
-
 template <class Worker> int64_t attention_forward_with(const fulmen_attention_forward_call &call) {
     const fulmen_problem &p = call.problem;
     const Plan plan(p);
-    const int64_t segments = plan.segments, per_worker = worker_bytes<Worker>(p, plan);
-    const int64_t per_summary = segments > 1 ? Summary::bytes(p, plan.slices.width) : 0;
+    const int64_t segments = plan.segments, columns = plan.slices.width;
+    const int64_t per_worker =
+        p.schedule == FULMEN_RECURRENT ? token_by_token_bytes<TokenBuffer>(p, columns) : bytes_of<Worker>(p, columns);
+    const int64_t per_summary = segments > 1 ? bytes_of<Summary>(p.key_size, columns) : 0;
     char *const workspace =
         workspace_of(p.header, plan.threads * per_worker + plan.head_slices() * segments * per_summary);
     if (!workspace) return FULMEN_NO_WORKSPACE;

@@ -48,22 +48,11 @@ HeadSlice head_slice(const fulmen_states_forward_call &call, const Plan &plan, i
     return x;
 }
 
-template <class Worker> int64_t worker_bytes(const fulmen_problem &p, const Plan &plan) {
-    Arena counting(nullptr);
-    Worker(counting, p, plan.slices.width);
-    return counting.bytes();
-}
-
-int64_t totals_bytes(const fulmen_problem &p, const Plan &plan) {
-    Arena counting(nullptr);
-    Totals(counting, p.key_size, plan.slices.width);
-    return counting.bytes();
-}
-
 template <class Worker> int64_t states_forward_with(const fulmen_states_forward_call &call) {
     const fulmen_problem &p = call.problem;
     const Plan plan(call);
-    const int64_t per_worker = worker_bytes<Worker>(p, plan), per_totals = plan.parallel ? totals_bytes(p, plan) : 0;
+    const int64_t per_worker = bytes_of<Worker>(p, plan.slices.width);
+    const int64_t per_totals = plan.parallel ? bytes_of<Totals>(p.key_size, plan.slices.width) : 0;
     char *const workspace =
         workspace_of(p.header, plan.threads * per_worker + plan.head_slices * plan.chunks * per_totals);
     if (!workspace) return FULMEN_NO_WORKSPACE;

@@ -22,7 +22,8 @@ template <class Element> class HeadStatesBackward : public StateWorker<Element> 
 
 public:
     HeadStatesBackward(Arena &arena, const fulmen_states_backward_call &call)
-        : Base(arena, call.problem, call.problem.value_size, Use{true, false}, Use{true, false}),
+        : Base(arena, call.problem, call.problem.value_size,
+               Use{true, false, false, by_channel(call.problem.decay_form)}, Use{true, false}),
           call(call),
           p(call.problem),
           chunks((p.tokens + call.chunk_size - 1) / call.chunk_size),

@@ -121,13 +121,14 @@ public:
     PanelsOf<Pair> weighed() const { return by_token_weighed; }  // or over_tokens() where nothing weighs them
     Panels in_floats() const { return floats; }
 
-    // Rows of bfloat16, with a weight for each token of a chunk. Those in floats wait for round().
+    // Rows of bfloat16, with a weight for each token of a chunk; absent ones are all zero. Those in floats wait for
+    // round().
     void load(Rows rows, int64_t count, const float *weights = nullptr) const {
         if (use.in_floats)
             pack_all(rows, count, size, floats);
         else
             fill_pairs(count, weights, [rows, size = size](int64_t r, int64_t f) {
-                return load_some_pairs((const uint16_t *)rows.row(r) + f, size - f);
+                return rows.present() ? load_some_pairs((const uint16_t *)rows.row(r) + f, size - f) : BitVec{};
             });
     }
 

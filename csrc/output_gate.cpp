@@ -85,9 +85,7 @@ struct Sums {
         for (int64_t s = 1; s < segments; ++s)
             for (int64_t i = 0; i < matrix; i += kLanes)
                 store(total + i, load(total + i) + load((*this)(head, s).data + i));
-        // Padding is a factor of the products to come, and NaN where an infinite element met padding on the other side.
-        for (int64_t e = 0; e < padded(columns); ++e)
-            for (int64_t d = e < columns ? rows : 0; d < padded(rows); ++d) *whole(head).at(d, e) = 0;
+        for (int64_t p = 0; p * kPanel < columns; ++p) clear_padding(whole(head), rows, columns, p);
     }
 };
 
@@ -398,19 +396,13 @@ template <class Element, class F> int64_t for_each_round(const Plan &plan, bool 
     return FULMEN_OK;
 }
 
-// Calls f with the element in which a call's inputs are multiplied.
-template <class F> int64_t with_element_of(const fulmen_output_gate_problem &p, F f) {
-    const bool alike = p.q.dtype == p.k.dtype && p.q.dtype == p.v.dtype;
-    return with_element(alike ? p.q.dtype : (int64_t)FULMEN_FLOAT32, f);
-}
-
 constexpr double kForwardProducts = 1, kBackwardProducts = 2.5;  // for each query and key
 
 }  // namespace
 
 int64_t output_gate_forward(const fulmen_output_gate_forward_call &call) {
     const Plan plan(call.problem, kForwardProducts);
-    return with_element_of(call.problem, [&](auto element) {
+    return with_element(call.problem.q.dtype, [&](auto element) {
         return for_each_round<decltype(element)>(plan, false, [&](const auto &round) {
             round.sum_keys();
             if (call.problem.kv.data) round.store_kv();
@@ -421,7 +413,7 @@ int64_t output_gate_forward(const fulmen_output_gate_forward_call &call) {
 
 int64_t output_gate_backward(const fulmen_output_gate_backward_call &call) {
     const Plan plan(call.problem, kBackwardProducts);
-    return with_element_of(call.problem, [&](auto element) {
+    return with_element(call.problem.q.dtype, [&](auto element) {
         return for_each_round<decltype(element)>(plan, true, [&](const auto &round) {
             call.problem.kv.data ? round.load_kv() : round.sum_keys();
             round.differentiate_queries(call);

@@ -89,12 +89,6 @@ public:
     }
     Panels state() const { return state_; }
 
-    static int64_t bytes(const fulmen_problem &p, int64_t columns) {
-        Arena counting(nullptr);
-        Summary(counting, p.key_size, columns);
-        return counting.bytes();
-    }
-
 private:
     size_t bytes() const { return 4 * (size_t)panels_size(rows_, columns_); }
 

@@ -1,73 +1,19 @@
 #include "self_check.h"
 
-#include <math.h>
-#include <string.h>
-
-#include <vector>
+#include "self_check_inputs.h"
 
 namespace fulmen {
 namespace {
 
-constexpr int64_t N = 37, D = 20, E = 24;  // ragged on purpose
-
-// Numbers in [-1, 1) that are the same everywhere.
-std::vector<float> numbers(int64_t count, uint32_t seed) {
-    std::vector<float> x((size_t)count);
-    for (float &value : x) {
-        seed = seed * 1664525u + 1013904223u;
-        value = (float)(seed >> 8) / 8388608.0f - 1.0f;
-    }
-    return x;
-}
-
-// sum over t of o_t . g_t, by the recurrence in double.
-double loss(const std::vector<float> &q, const std::vector<float> &k, const std::vector<float> &v,
-            const std::vector<float> &log_decay, const std::vector<float> &g, std::vector<double> *output) {
-    std::vector<double> state((size_t)(D * E), 0.0);
-    double total = 0;
-    for (int64_t t = 0; t < N; ++t)
-        for (int64_t e = 0; e < E; ++e) {
-            double o = 0;
-            for (int64_t d = 0; d < D; ++d) {
-                double &s = state[(size_t)(d * E + e)];
-                s = s * exp((double)log_decay[(size_t)(t * D + d)]) +
-                    (double)k[(size_t)(t * D + d)] * v[(size_t)(t * E + e)];
-                o += q[(size_t)(t * D + d)] * s;
-            }
-            total += o * g[(size_t)(t * E + e)];
-            if (output) (*output)[(size_t)(t * E + e)] = o;
-        }
-    return total;
-}
-
-fulmen_tensor tensor(std::vector<float> &x, int64_t size) { return {x.data(), FULMEN_FLOAT32, 0, size, 0}; }
-
-// Every call of a check in turn has all of it.
-void *allocate(int64_t bytes) {
-    static thread_local std::vector<char> memory;
-    memory.resize((size_t)bytes + 64);
-    return (void *)(((uintptr_t)memory.data() + 63) / 64 * 64);
-}
-
-template <class Call> fulmen_header header_of(const Call &) {
-    return {sizeof(Call), FULMEN_VERSION, 1, nullptr, 0, allocate};
-}
-
-// Factors of bfloat16 products are rounded to 8 bits.
-double tolerance(int64_t dtype) { return dtype == FULMEN_FLOAT32 ? 1e-4 : 3e-2; }
-double larger_tolerance(int64_t dtype) { return fmax(5e-3, tolerance(dtype)); }  // of a quotient of differences
-bool close(double a, double b, int64_t dtype = FULMEN_FLOAT32) {
-    return fabs(a - b) <= tolerance(dtype) * (1 + fabs(b));
-}
-
 // Tensor-product attention with ragged sizes and ranks above one, against the plain formula.
-bool tpa_decode_is_right(const Kernels &kernels) {
+bool tpa_decode_is_right(const Kernels &kernels, int64_t dtype) {
     constexpr int64_t M = 71, H = 5, R = 3, Rk = 2, Rv = 1;
-    std::vector<float> aq = numbers(H * R, 7), ak = numbers(M * H * Rk, 8), av = numbers(M * H * Rv, 9);
-    std::vector<float> bq = numbers(R * D, 10), bk = numbers(M * Rk * D, 11), bv = numbers(M * Rv * E, 12);
+    Input aq(H, R, 7, dtype), ak(M * H, Rk, 8, dtype), av(M * H, Rv, 9, dtype);
+    Input bq(R, D, 10, dtype), bk(M * Rk, D, 11, dtype), bv(M * Rv, E, 12, dtype);
     std::vector<float> o((size_t)(H * E));
-    auto factor = [](std::vector<float> &x, int64_t rows, int64_t columns) {
-        return fulmen_tensor{x.data(), FULMEN_FLOAT32, 0, rows * columns, columns};
+    auto factor = [](Input &x, int64_t rows) {
+        const fulmen_tensor dense = x.tensor();
+        return fulmen_tensor{dense.data, dense.dtype, 0, rows * x.size, x.size};
     };
     fulmen_tpa_decode_call call = {};
     call.header = header_of(call);
@@ -80,13 +26,13 @@ bool tpa_decode_is_right(const Kernels &kernels) {
     call.key_size = D;
     call.value_size = E;
     call.scale = 2;
-    call.aq = factor(aq, H, R);
-    call.ak = factor(ak, H, Rk);
-    call.av = factor(av, H, Rv);
-    call.bq = factor(bq, R, D);
-    call.bk = factor(bk, Rk, D);
-    call.bv = factor(bv, Rv, E);
-    call.output = factor(o, H, E);
+    call.aq = factor(aq, H);
+    call.ak = factor(ak, H);
+    call.av = factor(av, H);
+    call.bq = factor(bq, R);
+    call.bk = factor(bk, Rk);
+    call.bv = factor(bv, Rv);
+    call.output = {o.data(), FULMEN_FLOAT32, 0, H * E, E};
     if (kernels.tpa_decode(call)) return false;
 
     for (int64_t h = 0; h < H; ++h) {
@@ -95,43 +41,27 @@ bool tpa_decode_is_right(const Kernels &kernels) {
             double score = 0;
             for (int64_t d = 0; d < D; ++d) {
                 double q = 0, k = 0;
-                for (int64_t r = 0; r < R; ++r) q += (double)aq[(size_t)(h * R + r)] * bq[(size_t)(r * D + d)] / R;
+                for (int64_t r = 0; r < R; ++r)
+                    q += (double)aq.values[(size_t)(h * R + r)] * bq.values[(size_t)(r * D + d)] / R;
                 for (int64_t r = 0; r < Rk; ++r)
-                    k += (double)ak[(size_t)((m * H + h) * Rk + r)] * bk[(size_t)((m * Rk + r) * D + d)] / Rk;
+                    k += (double)ak.values[(size_t)((m * H + h) * Rk + r)] * bk.values[(size_t)((m * Rk + r) * D + d)] /
+                         Rk;
                 score += call.scale * q * k;
             }
             sum += exp(score);
-            for (int64_t e = 0; e < E; ++e) values[e] += exp(score) * av[(size_t)(m * H + h)] * bv[(size_t)(m * E + e)];
+            for (int64_t e = 0; e < E; ++e)
+                values[e] += exp(score) * av.values[(size_t)(m * H + h)] * bv.values[(size_t)(m * E + e)];
         }
         for (int64_t e = 0; e < E; ++e)
-            if (!close(o[(size_t)(h * E + e)], values[e] / sum)) return false;
+            if (!close(o[(size_t)(h * E + e)], values[e] / sum, dtype)) return false;
     }
     return true;
 }
 
-// A float32 input, or the same rounded to multiples of 1/64, which bfloat16 has, in both.
-struct Input {
-    std::vector<float> values;
-    std::vector<uint16_t> halves;
-    int64_t size, dtype;
-    Input(int64_t size, uint32_t seed, int64_t dtype) : values(numbers(N * size, seed)), size(size), dtype(dtype) {
-        if (dtype == FULMEN_FLOAT32) return;
-        for (float &x : values) {
-            x = rintf(x * 64) / 64;
-            uint32_t bits;
-            memcpy(&bits, &x, sizeof bits);
-            halves.push_back((uint16_t)(bits >> 16));
-        }
-    }
-    fulmen_tensor tensor() {
-        return {dtype == FULMEN_FLOAT32 ? (void *)values.data() : (void *)halves.data(), dtype, 0, size, 0};
-    }
-};
-
 // The output gate on the same numbers: q, k, v as they are, g as the gate and as the gradient of the output. Results
 // are float32 for either dtype.
 bool gate_is_right(const Kernels &kernels, int64_t dtype) {
-    Input given[] = {{D, 1, dtype}, {D, 2, dtype}, {E, 3, dtype}, {E, 4, dtype}};
+    Input given[] = {{N, D, 1, dtype}, {N, D, 2, dtype}, {N, E, 3, dtype}, {N, E, 4, dtype}};
     const std::vector<float> &q = given[0].values, &k = given[1].values, &v = given[2].values, &g = given[3].values;
     std::vector<float> o(g.size()), dq(q.size()), dk(k.size()), dv(v.size()), dg(g.size());
     fulmen_output_gate_forward_call forward = {};
@@ -229,72 +159,14 @@ bool convolution_is_right(const Kernels &kernels, bool dense_tokens) {
     return true;
 }
 
-// With a decay per channel and its gradient in float32, and without one in bfloat16, so that all may be in pairs.
-// Results are float32 for either dtype.
-bool attention_is_right(const Kernels &kernels, int64_t dtype) {
-    Input given[] = {{D, 1, dtype}, {D, 2, dtype}, {E, 3, dtype}, {E, 4, dtype}};
-    std::vector<float> &q = given[0].values, &k = given[1].values, &v = given[2].values, &g = given[3].values;
-    const bool decays = dtype == FULMEN_FLOAT32;
-    std::vector<float> log_decay = numbers(N * D, 5);
-    for (float &a : log_decay) a = decays ? (a - 1) * 0.5f : 0.0f;
-
-    fulmen_attention_forward_call forward = {};
-    fulmen_problem &p = forward.problem;
-    p.header = header_of(forward);
-    p.batch = p.heads = p.query_heads = p.key_heads = p.value_heads = 1;
-    p.tokens = N;
-    p.key_size = D;
-    p.value_size = E;
-    p.decay_form = decays ? FULMEN_DECAY_CHANNEL : FULMEN_DECAY_NONE;
-    p.scale = 1;
-    p.q = given[0].tensor(), p.k = given[1].tensor(), p.v = given[2].tensor();
-    if (decays) p.log_decay = tensor(log_decay, D);
-    std::vector<float> o((size_t)(N * E));
-    forward.output = tensor(o, E);
-
-    fulmen_attention_backward_call backward = {};
-    backward.problem = p;
-    backward.grad_output = given[3].tensor();
-    std::vector<float> dq(q.size()), dk(k.size()), dv(v.size()), dlog_decay(log_decay.size());
-    backward.dq = tensor(dq, D);
-    backward.dk = tensor(dk, D);
-    backward.dv = tensor(dv, E);
-    if (decays) backward.dlog_decay = tensor(dlog_decay, D);
-
-    if (kernels.attention_forward(forward) || kernels.attention_backward(backward)) return false;
-
-    std::vector<double> expected(o.size());
-    loss(q, k, v, log_decay, g, &expected);
-    for (size_t i = 0; i < o.size(); ++i)
-        if (!close(o[i], expected[i], dtype)) return false;
-
-    // One directional derivative of the loss along all gradients at once, by central differences.
-    struct Differentiated {
-        std::vector<float> *x, *gradient;
-    } inputs[] = {{&q, &dq}, {&k, &dk}, {&v, &dv}, {&log_decay, &dlog_decay}};
-    for (const Differentiated &input : inputs) {
-        if (input.x == &log_decay && !decays) continue;
-        std::vector<float> original = *input.x, direction = numbers((int64_t)original.size(), 6);
-        double predicted = 0, sides[2];
-        for (int side = 0; side < 2; ++side) {
-            for (size_t i = 0; i < original.size(); ++i)
-                (*input.x)[i] = original[i] + (side ? 1 : -1) * 0.00390625f * direction[i];
-            sides[side] = loss(q, k, v, log_decay, g, nullptr);
-        }
-        *input.x = original;
-        for (size_t i = 0; i < original.size(); ++i) predicted += (double)(*input.gradient)[i] * direction[i];
-        if (fabs((sides[1] - sides[0]) / 0.0078125 - predicted) > larger_tolerance(dtype) * (1 + fabs(predicted)))
-            return false;
-    }
-    return true;
-}
-
 }  // namespace
 
 bool self_check(const Kernels &kernels) {
     for (const int64_t dtype : {FULMEN_FLOAT32, FULMEN_BFLOAT16})
-        if (!attention_is_right(kernels, dtype) || !gate_is_right(kernels, dtype)) return false;
-    return tpa_decode_is_right(kernels) && convolution_is_right(kernels, false) && convolution_is_right(kernels, true);
+        if (!recurrences_are_right(kernels, dtype) || !gate_is_right(kernels, dtype) ||
+            !tpa_decode_is_right(kernels, dtype))
+            return false;
+    return convolution_is_right(kernels, false) && convolution_is_right(kernels, true);
 }
 
 }  // namespace fulmen

@@ -1,4 +1,4 @@
-// A small forward and backward of each operator against its definition, to refuse a build that computes wrongly.
+// Small calls of each operator against its definition, to refuse a build that computes wrongly.
 #pragma once
 
 #include "kernels.h"
@@ -6,5 +6,8 @@
 namespace fulmen {
 
 bool self_check(const Kernels &kernels);
+
+// Its part for linear attention and the delta rule, with inputs of a dtype.
+bool recurrences_are_right(const Kernels &kernels, int64_t dtype);
 
 }  // namespace fulmen

@@ -33,6 +33,22 @@ static inline void load_state(Matrix from, int64_t rows, int64_t columns, Panels
         }
 }
 
+// Makes the padding of panel p zero again. A product that has advanced a matrix leaves NaN there where an infinite
+// number met the padding of the other factor, and the padding is a factor of products to come.
+static inline void clear_padding(Panels x, int64_t rows, int64_t columns, int64_t p) {
+    float *const panel = x.panel(p);
+    for (int64_t i = rows * kPanel; i < padded(rows) * kPanel; i += kLanes) store(panel + i, Vec{});
+    for (int v = 0; v < kPanel; v += kLanes) {
+        const int64_t n = columns - p * kPanel - v;
+        if (n >= kLanes) continue;
+        const IntVec there = lane_numbers() < (int32_t)n;
+        for (int64_t r = 0; r < rows; ++r) {
+            float *const row = panel + r * kPanel + v;
+            store(row, select(there, load(row), Vec{}));
+        }
+    }
+}
+
 static inline void store_state(Panels from, int64_t rows, int64_t columns, Matrix to) {
     for (int64_t p = 0; p * kPanel < columns; ++p)
         for (int64_t r = 0; r < rows; ++r) {

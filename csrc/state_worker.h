@@ -19,7 +19,8 @@ namespace FULMEN_ISA {
 
 template <class Element> class StateWorker {
 public:
-    StateWorker(Arena &arena, const fulmen_problem &p, int64_t columns) : StateWorker(arena, p, columns, {}, {}) {}
+    StateWorker(Arena &arena, const fulmen_problem &p, int64_t columns)
+        : StateWorker(arena, p, columns, advancing_keys(p), advancing_values()) {}
 
     void start(const Head &head) {
         in = head;
@@ -48,7 +49,7 @@ public:
         if constexpr (kInFloats) value.weigh_earlier(v.in_floats());
         for (int64_t p = 0; p < value.blocks(); ++p) {
             prefetch_keys_and_values(t + kAhead, p);
-            advance_panel(p, decayed(key, value, p), k, v);
+            advance_panel(p, decayed(key, value, p), k, v.over_tokens().panel(p));
         }
     }
 
@@ -60,19 +61,21 @@ public:
 protected:
     static constexpr bool kInFloats = kNumbers<Element> == 1;
 
-    // `keys` and `values`: what a worker that reads the state multiplies beyond what advances it.
     StateWorker(Arena &arena, const fulmen_problem &p, int64_t columns, Use keys, Use values)
         : key(arena, p.decay_form, p.key_size),
           value(arena, p.decay_v_form, columns),
           state(arena.panels(p.key_size, columns)),
-          k(arena, kChunk, p.key_size, advancing(keys, key.decays())),
-          v(arena, kChunk, columns, advancing(values, false)) {}
+          k(arena, kChunk, p.key_size, keys),
+          v(arena, kChunk, columns, values) {}
 
-    // As the keys of the state's next step.
-    Use advancing(Use use, bool weighed) const {
-        use.in_floats |= weighed && key.by_channel();
-        use.weighed |= weighed;
-        use.over_tokens |= !weighed;
+    // What advances the state, beside what else a worker multiplies.
+    static Use advancing_keys(const fulmen_problem &p, Use use = {}) {
+        use.in_floats |= by_channel(p.decay_form);
+        (decays(p.decay_form) ? use.weighed : use.over_tokens) = true;
+        return use;
+    }
+    static Use advancing_values(Use use = {}) {
+        use.over_tokens = true;
         return use;
     }
 
@@ -92,12 +95,18 @@ protected:
         k.round();
     }
 
-    // S = start(S) + keys^T values, for panel p of S and of the values.
+    // S = start(S) + keys^T values, for panel p of S and one of the values.
     template <class Start>
-    FULMEN_MEMBER void advance_panel(int64_t p, Start start, const Operand<Element> &keys,
-                                     const Operand<Element> &values) {
-        multiply(state.panel(p), key.blocks(), start,
-                 Product<TransposedOf<Element>>{keys.weighed(), values.over_tokens().panel(p), 1});
+    FULMEN_MEMBER void advance_panel(int64_t p, const Start &start, const Operand<Element> &keys,
+                                     const Element *values) {
+        multiply(state.panel(p), key.blocks(), start, Product<TransposedOf<Element>>{keys.weighed(), values, 1});
+        clear_padding(state, key.size(), value.size(), p);
+        round_padding(p, start);
+    }
+    FULMEN_MEMBER void round_padding(int64_t, const Scale &) const {}
+    FULMEN_MEMBER void round_padding(int64_t p, const ScaleAndRound &start) const {
+        const int64_t first = key.size() / 2 * 2;  // the row before the padding may share a pair with it
+        round_rows(state.panel(p) + first * kPanel, key.blocks() * kPanel - first, start.rounded + first / 2 * kPanel);
     }
 
     // result = (left * values^T)^T: [token][key channel]; left is the state, as floats or rounded along its rows. Both
@@ -124,8 +133,7 @@ protected:
 
 // Calls f with the element of a call's workers: pairs unless a decay of the values forbids it.
 template <class F> FULMEN_INLINE auto with_element(const fulmen_problem &p, F f) {
-    const bool alike = p.k.dtype == p.v.dtype && (!p.q.data || p.q.dtype == p.k.dtype);
-    return with_element(alike && !decays(p.decay_v_form) ? p.k.dtype : (int64_t)FULMEN_FLOAT32, f);
+    return with_element(decays(p.decay_v_form) ? (int64_t)FULMEN_FLOAT32 : p.k.dtype, f);
 }
 
 }  // namespace FULMEN_ISA

@@ -9,6 +9,7 @@ namespace {
 
 bool is_size(int64_t n) { return n >= 1 && n <= FULMEN_MAX_SIZE; }
 bool is_dtype(int64_t dtype) { return dtype >= FULMEN_FLOAT32 && dtype <= FULMEN_FLOAT16; }
+bool is_chunk_size(int64_t n, int64_t tokens) { return n >= 1 && n <= INT64_MAX - tokens; }  // the two may be added
 bool divides(int64_t part, int64_t whole) { return part >= 1 && part <= whole && whole % part == 0; }
 
 // A result or its gradient: absent, float32, or of the inputs' dtype.
@@ -104,7 +105,7 @@ int64_t invalid(const fulmen_delta_rule_backward_call &call) {
 
 int64_t invalid(const fulmen_states_forward_call &call) {
     if (const int64_t status = invalid_problem(call.problem, false)) return status;
-    if (call.chunk_size < 1) return FULMEN_BAD_SIZE;
+    if (!is_chunk_size(call.chunk_size, call.problem.tokens)) return FULMEN_BAD_SIZE;
     if (call.problem.cu_seqlens) return FULMEN_BAD_SEQUENCES;
     return call.states || call.problem.batch == 0 ? FULMEN_OK : FULMEN_MISSING_TENSOR;
 }
@@ -112,7 +113,7 @@ int64_t invalid(const fulmen_states_forward_call &call) {
 int64_t invalid(const fulmen_states_backward_call &call) {
     const fulmen_problem &p = call.problem;
     if (const int64_t status = invalid_problem(p, false)) return status;
-    if (call.chunk_size < 1) return FULMEN_BAD_SIZE;
+    if (!is_chunk_size(call.chunk_size, p.tokens)) return FULMEN_BAD_SIZE;
     if (p.cu_seqlens) return FULMEN_BAD_SEQUENCES;
     if ((!call.states || !call.grad_states) && p.batch > 0) return FULMEN_MISSING_TENSOR;
     for (const fulmen_tensor *x : {&call.dk, &call.dv})

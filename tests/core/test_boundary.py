@@ -74,18 +74,19 @@ def test_a_call_without_memory_for_its_workspace_raises_and_writes_nothing(given
     assert (output == 7).all()
 
 
-def test_an_error_of_the_allocation_reaches_the_caller(monkeypatch):
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_an_error_of_the_allocation_reaches_the_caller(monkeypatch, error):
     p, output = attention()
     expected = output.clone()
     native.forward(p, expected, None)
 
     def fails(*size, **options):
-        raise MemoryError("no more")
+        raise error("no more")
 
     with monkeypatch.context() as patch:
         patch.setattr(core._Memory, "KEPT_BYTES", 0)
         patch.setattr(torch, "empty", fails)
-        with pytest.raises(MemoryError, match="no more"):
+        with pytest.raises(error, match="no more"):
             native.forward(p, output, None)
     native.forward(p, output, None)
     assert torch.equal(output, expected)
@@ -186,6 +187,58 @@ def test_chunk_states_and_the_step_notice_too(schedule):
     assert len(warnings_of(lambda: native.states_forward(states, result))) == 1
     step = Step(k[:, 0], k[:, 0], k[:, 0], torch.zeros(1, 2, 16, 16), decay, None, 1.0)
     assert len(warnings_of(lambda: native.step(step, torch.empty(1, 2, 16)))) == 1
+
+
+@pytest.mark.parametrize("way", ["long", "replayed"])
+def test_a_state_counts_as_changed_where_the_warning_is_an_error(way):
+    """It has been written by then, and autograd must know."""
+    q, state = torch.rand(1, 2, 16), torch.zeros(1, 2, 16, 16)
+    step = fulmen.linear_attention_step if way == "replayed" else fulmen.linear_attention_step.__wrapped__
+    step(q, q.clone(), q.clone(), state, log_decay=torch.tensor([-0.1, -0.1]))
+    warn_once.cache_clear()
+    before, version = state.clone(), state._version
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="natural logarithm"):
+            step(q, q.clone(), q.clone(), state, log_decay=torch.tensor([0.1, 0.1]))
+    assert not torch.equal(state, before)
+    assert state._version > version
+
+
+def test_the_interpreter_waits_for_calls_of_daemon_threads():
+    """And once it has, none begins: what a call reads and writes would be freed under it."""
+    code = """
+import atexit, threading, time
+
+@atexit.register  # before fulmen is imported, and so called after what it registers
+def report():
+    time.sleep(0.2)
+    print(calls, flush=True)
+
+import torch, fulmen
+from fulmen.runtime import core
+calls, begun, status = 0, threading.Event(), core.core._status
+
+def slow(*args):
+    global calls
+    calls += 1
+    begun.set()
+    time.sleep(0.1)
+    result = status(*args)
+    calls -= 1
+    return result
+
+def loop():
+    while True:
+        fulmen.linear_attention(q, q, q, backend="native")
+
+core.core._status = slow
+q = torch.rand(1, 4, 1, 8)
+threading.Thread(target=loop, daemon=True).start()
+begun.wait()
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "0"
 
 
 def test_a_compiled_call_warns_too():

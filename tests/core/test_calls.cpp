@@ -16,11 +16,9 @@ const char *called = "";
     static int64_t name(const fulmen_##name##_call &) { return called = #name, FULMEN_OK; }
 FULMEN_CALLS(STUB)
 #define NAME(name) name,
+static int64_t fma_burst(int64_t rounds) { return rounds; }
 extern const Kernels kernels_baseline;
-const Kernels kernels_baseline = {FULMEN_CALLS(NAME)[](int64_t rounds){return rounds;
-}  // namespace fulmen
-}
-;
+const Kernels kernels_baseline = {FULMEN_CALLS(NAME) fma_burst, false};
 
 bool self_check(const Kernels &) { return true; }
 
@@ -184,7 +182,7 @@ template <class Call> void check_states(Valid<Call> &x) {
     check_problem(x, 2);
     const int64_t offsets[] = {0, 2, 2, 5};
     TAKES(x, call.problem.q = kAbsent);
-    REFUSES(x, FULMEN_BAD_SIZE, call.chunk_size = 0);
+    for (const int64_t size : {(int64_t)0, INT64_MAX}) REFUSES(x, FULMEN_BAD_SIZE, call.chunk_size = size);
     REFUSES(x, FULMEN_MISSING_TENSOR, call.states = nullptr);
     REFUSES(x, FULMEN_BAD_SEQUENCES, (call.problem.sequences = 3, call.problem.cu_seqlens = offsets));
     TAKES(x, (call.problem.batch = 0, call.states = nullptr));

@@ -80,17 +80,43 @@ def test_the_installation_has_a_record():
     assert [path.read_text().strip() for path in records if path.is_file()] == ["built"]
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_fulmen_core_names_the_library(tmp_path, there):
-    path = tmp_path / "another.so"
-    if there:
-        shutil.copyfile(library(), path)
+def loaded_as(named, folder):
+    """The path of the library that a new process in ``folder`` loads, and why it loads none."""
     code = "from fulmen.runtime import core; print(core.core and core.core.library._name, core.why_unavailable)"
     run = subprocess.run(
         [sys.executable, "-c", code],
-        env=os.environ | {"FULMEN_CORE": str(path)},
+        env=os.environ | {"FULMEN_CORE": str(named)},
+        cwd=folder,
         capture_output=True,
         text=True,
         check=True,
     )
-    assert run.stdout.startswith(f"{path} " if there else f"None the CPU core cannot be loaded: {path}")
+    return run.stdout.strip()
+
+
+def test_fulmen_core_names_the_library(tmp_path):
+    shutil.copyfile(library(), tmp_path / "another.so")
+    for named in (tmp_path / "another.so", "another.so"):
+        assert loaded_as(named, tmp_path) == str(tmp_path / "another.so")
+
+
+@pytest.mark.parametrize("name", ["another.so", "libm.so.6"])
+def test_fulmen_core_is_searched_nowhere(tmp_path, name):
+    """Not even where the loader finds libraries by their names."""
+    assert loaded_as(name, tmp_path).startswith(f"None the CPU core cannot be loaded: {tmp_path / name}, which")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="is about ELF files")
+@pytest.mark.parametrize("kept", [64, 1000, -1])
+def test_a_truncated_library_that_fulmen_core_names(tmp_path, kept):
+    path = tmp_path / "another.so"
+    path.write_bytes(library().read_bytes()[:kept])
+    assert loaded_as(path, tmp_path).startswith(f"None the CPU core is damaged: {path}")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="is about ELF files")
+def test_a_header_that_no_library_has(tmp_path):
+    path = tmp_path / "another.so"
+    path.write_bytes(b"\x7fELF\x02\x01".ljust(100, b"\0"))
+    assert core_file.named(path) == path  # left to dlopen, which refuses it
+    assert loaded_as(path, tmp_path).startswith("None the CPU core cannot be loaded")

@@ -190,6 +190,15 @@ def test_one_tensor_twice_spoils_nothing(replays):
     assert torch.equal(fulmen.linear_attention(q, q, q, scale=0.123), fulmen.linear_attention(*given, scale=0.123))
 
 
+def test_a_result_that_the_call_does_not_write_is_not_replayed():
+    given = normal(1, 3, 1, D), normal(1, 3, 1, D), normal(1, 3, 1, D)
+    with recording() as made:
+        result = fulmen.linear_attention(*given)
+    assert Replay.of(made, list(given), result)
+    assert Replay.of(made, list(given), (result, result.new_empty(0)))
+    assert Replay.of(made, list(given), (result, result.exp())) is False
+
+
 def test_offsets_that_are_wrong_later_are_named():
     fulmen.linear_attention(**small())
     with pytest.raises(ValueError, match="cu_seqlens"):

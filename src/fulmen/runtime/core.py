@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fulmen.runtime import core_file
+from fulmen.runtime import core_file, in_flight
 from fulmen.runtime.core_structs import CODES, HEADER, STATE, TENSOR, Struct, Words
 from fulmen.runtime.recording import note_call
 from fulmen.runtime.warning import warn_once
@@ -57,6 +57,7 @@ class Core:
         self._error_text = self._function("error_text", ctypes.c_int64, result=ctypes.c_char_p)
         self._select = self._function("isa_select", ctypes.c_int64)
         self._current = self._function("isa_current")
+        self._multiplies_pairs = self._function("isa_multiplies_pairs", ctypes.c_int64)
         name = self._function("isa_name", ctypes.c_int64, result=ctypes.c_char_p)
         supported = self._function("isa_supported", ctypes.c_int64)
         self._names = [name(i).decode() for i in range(self._function("isa_count")())]
@@ -76,8 +77,8 @@ class Core:
 
     @property
     def multiplies_pairs(self) -> bool:
-        """Whether the build in use multiplies bfloat16 inputs in pairs (kPairs of csrc/simd.h)."""
-        return self.isa in ("avx512_bf16", "avx512_on_avx2")
+        """Whether the build in use multiplies bfloat16 inputs in pairs."""
+        return bool(self._multiplies_pairs(self._current()))
 
     def check(self) -> str:
         """Compute something small with the build in use; should it come out wrong, go on to the next one that is right.
@@ -114,9 +115,17 @@ class Core:
         return flops
 
     def run(self, call: Struct, packed: bytes) -> None:
-        """Make a call, packed with the header that :func:`header` gives."""
+        """Make a call, packed with the header that :func:`header` gives.
+
+        A call that is refused has written nothing. One that meets a log-decay above 0 has been carried out when this
+        warns, or raises where warnings are errors.
+        """
         note_call(call, packed)
-        status = self._status(call, packed)
+        in_flight.begin()
+        try:
+            status = self._status(call, packed)
+        finally:
+            in_flight.end()
         if _memory.allocated:
             _memory.allocated.clear()
         if status == _GROWS:
@@ -156,7 +165,7 @@ class _Memory(threading.local):
         self._kept = self._new(self.KEPT_BYTES)
         self.kept = self.address(self._kept)
         self.allocated: list[Tensor] = []
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.measured = 0
 
     def _new(self, size: int) -> Tensor:
@@ -166,13 +175,13 @@ class _Memory(threading.local):
         return -(-memory.data_ptr() // self.ALIGNMENT) * self.ALIGNMENT
 
     def allocate(self, size: int) -> int | None:
-        # An exception cannot pass through the core: run() raises it.
+        # An exception cannot pass through the core: run() raises it, be it the KeyboardInterrupt of a Ctrl-C.
         try:
             self.allocated.append(self._new(size))
-        except Exception as error:
+            return self.address(self.allocated[-1])
+        except BaseException as error:
             self.error = error
             return None
-        return self.address(self.allocated[-1])
 
 
 def _measure(size: int) -> None:
@@ -243,7 +252,8 @@ def state(x: Tensor | None) -> Words:
 def _load() -> Core | str:
     """The core, or in one sentence why there is none."""
     named = os.environ.get("FULMEN_CORE")  # another build of the library, such as the one with sanitizers
-    found = Path(named) if named else core_file.find([Path(folder) for folder in sys.modules["fulmen"].__path__])
+    folders = [Path(folder) for folder in sys.modules["fulmen"].__path__]
+    found = core_file.named(Path(named)) if named else core_file.find(folders)
     if isinstance(found, str):
         return found
     try:

@@ -10,6 +10,7 @@ _NAMES = {"win32": "fulmen_core.dll", "darwin": "libfulmen_core.dylib"}
 NAME = _NAMES.get(sys.platform, "libfulmen_core.so")
 # Written by CMakeLists.txt in every installation: "built", or why the core was not.
 RECORD = "core_build.txt"
+_SEGMENT_BYTES = 56  # of an entry in an ELF file's table of segments
 
 
 def find(folders: list[Path]) -> Path | str:
@@ -30,6 +31,14 @@ def find(folders: list[Path]) -> Path | str:
     return "the CPU core was not built, because fulmen was not installed with pip"
 
 
+def named(path: Path) -> Path | str:
+    """The library that FULMEN_CORE names, as a whole path: the loader would search its folders for a bare name."""
+    path = path.absolute()
+    if not path.is_file():
+        return f"the CPU core cannot be loaded: {path}, which FULMEN_CORE names, is not a file"
+    return _why_damaged(path) or path
+
+
 def _why_damaged(path: Path) -> str:
     """Loading an ELF file that ends too early kills the process: compare its size with what its header says."""
     with path.open("rb") as file:
@@ -38,10 +47,12 @@ def _why_damaged(path: Path) -> str:
             return ""
         segments, sections = struct.unpack_from("<QQ", header, 32)
         segment_size, segment_count, section_size, section_count = struct.unpack_from("<4H", header, 54)
+        if segment_size != _SEGMENT_BYTES:  # dlopen refuses it
+            return ""
         file.seek(segments)
         table = file.read(segment_size * segment_count)
     ends = [sections + section_size * section_count, segments + segment_size * segment_count]
-    for start in range(0, len(table) - segment_size + 1, segment_size):
+    for start in range(0, len(table) - _SEGMENT_BYTES + 1, _SEGMENT_BYTES):
         offset, _, _, length = struct.unpack_from("<4Q", table, start + 8)
         ends.append(offset + length)
     size = path.stat().st_size

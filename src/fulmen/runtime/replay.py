@@ -56,6 +56,9 @@ class Replay(NamedTuple):
             return None  # two tensors at one address: which of them does a word mean?
         if any(words[word] not in of_address for word in pointers):
             return False  # something was copied for the call
+        used = {of_address[int(words[word])] for word in pointers}
+        if any(x.numel() and i not in used for i, x in enumerate(results, len(arguments))):
+            return False  # the call does not write this result
         return cls(
             call,
             words[_HEADER_WORDS:],
@@ -71,9 +74,11 @@ class Replay(NamedTuple):
         words = [*core.header(self.call), *self.words]
         for word, i in self.addresses:
             words[word] = tensors[i].data_ptr()
-        core.require().run(self.call, self.call.pack_words(words))
-        for i in self.updated:
-            note_update(arguments[i])
+        try:
+            core.require().run(self.call, self.call.pack_words(words))
+        finally:  # a warning that is an error comes when states have been updated
+            for i in self.updated:
+                note_update(arguments[i])
         return tuple(results) if self.several else results[0]
 
 

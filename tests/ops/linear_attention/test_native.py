@@ -18,6 +18,7 @@ from fulmen.lab.tolerances import TOLERANCE, TOLERANCE_PER_HEAD
 from fulmen.ops.linear_attention.native import workspace_bytes
 from fulmen.ops.linear_attention.problem import Attention
 from fulmen.runtime import core
+from fulmen.runtime.core_structs import CODES
 
 pytestmark = pytest.mark.skipif(core.core is None, reason=core.why_unavailable)
 BUILDS = core.core.builds if core.core else []
@@ -66,6 +67,26 @@ def test_bfloat16_where_no_decay_is_learned(build, case, decays):
     """There a backward may multiply in pairs, as a forward always may."""
     with core.core.using(build):
         check_without_decay_gradients(case.of(decays=decays))
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_a_gradient_that_is_absent_counts_as_zeros_whatever_its_dtype(build, monkeypatch):
+    """The core reads no dtype of a tensor that is not there."""
+    torch.manual_seed(0)
+    leaves = [torch.randn(1, 40, 2, 20).bfloat16().requires_grad_() for _ in range(3)]
+    with core.core.using(build):
+        _, state = fulmen.linear_attention(*leaves, return_state=True, backend="native")
+        expected = torch.autograd.grad(state.sum(), leaves[1:], retain_graph=True)
+        words = core.TENSOR.words(data=0, dtype=CODES["BFLOAT16"], stride_batch=0, stride_token=0, stride_head=0)
+        monkeypatch.setattr(core, "NO_TENSOR", words)
+        for x, y in zip(torch.autograd.grad(state.sum(), leaves[1:]), expected, strict=True):
+            torch.testing.assert_close(x, y, rtol=2e-2, atol=2e-2)
+
+
+def test_a_chunk_size_beyond_counting_is_refused():
+    k = torch.randn(1, 2, 1, 16)
+    with pytest.raises(RuntimeError, match="a size is out of range"):
+        torch.ops.fulmen.chunk_states(k, k, None, None, None, 2**63 - 1, "auto", "native")
 
 
 @pytest.mark.parametrize("build", BUILDS)
@@ -146,7 +167,7 @@ def test_shared_heads_on_any_number_of_threads(decays):
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("chunk_size", [24, 290])  # several in a stretch, and one that is longer
+@pytest.mark.parametrize("chunk_size", [24, 290])  # several in a segment, and one that is longer
 def test_chunk_states_of_shared_heads(chunk_size):
     """The gradients are the sums of those that repeated heads get, in the order of heads; those of decays the same."""
     torch.manual_seed(0)
@@ -165,9 +186,10 @@ def test_chunk_states_of_shared_heads(chunk_size):
     assert torch.equal(ddecay, ddecay_repeated)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("decays", DECAYS)
-def test_bits_do_not_depend_on_threads_unless_tokens_are_cut(decays):
-    case = Case(decays=decays, batch=1, heads=(1, 1, 1), length=2100, key_size=16, value_size=48)
+def test_bits_do_not_depend_on_threads_unless_tokens_are_partitioned(decays, dtype):
+    case = Case(decays=decays, batch=1, heads=(1, 1, 1), length=2100, key_size=16, value_size=48, dtype=dtype)
     before = torch.get_num_threads()
     results = []
     torch.use_deterministic_algorithms(True)
@@ -183,9 +205,10 @@ def test_bits_do_not_depend_on_threads_unless_tokens_are_cut(decays):
             assert torch.equal(x, results[0][name]), name
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("decays", DECAYS)
-def test_a_sample_does_not_depend_on_the_batch_around_it(decays):
-    case = Case(decays=decays, batch=3, length=100)
+def test_a_sample_does_not_depend_on_the_batch_around_it(decays, dtype):
+    case = Case(decays=decays, batch=3, length=100, dtype=dtype)
     whole, given = run(case, backend="native"), tensors(case)
     alone = {n: x if x.ndim == 1 else x[1:2] for n, x in given.items() if not n.startswith("grad_")}
     output, state = fulmen.linear_attention(**alone, return_state=True, backend="native")

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from gate_cases import SAVES, Case, assert_close, exact, run, tensors
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fulmen
 from fulmen.runtime import core
@@ -56,6 +57,31 @@ def test_a_sample_does_not_depend_on_the_batch_around_it_in_deterministic_mode()
         assert torch.equal(fulmen.output_gated_attention(*alone, backend="native"), whole[1:2])
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+class Calls(TorchDispatchMode):
+    """The ops that are called, by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        self.names.append(str(op))
+        return op(*args, **(kwargs or {}))
+
+
+@pytest.mark.one_build
+@pytest.mark.parametrize("save", SAVES, ids=lambda save: "+".join(save) or "nothing")
+def test_the_backward_is_one_call_that_clears_nothing_for_it(save):
+    """No gradient of what the forward kept, which nobody reads, is made."""
+    leaves = [torch.randn(1, 20, 2, 16, requires_grad=True) for _ in range(4)]
+    output = fulmen.output_gated_attention(*leaves, save=save, backend="native")
+    with Calls() as calls:
+        torch.autograd.grad(output, leaves, torch.ones_like(output.detach()))
+    assert [name for name in calls.names if "ones_like" not in name and "detach" not in name] == [
+        "fulmen.output_gated_attention_backward.default"
+    ]
 
 
 def test_more_heads_than_one_round():

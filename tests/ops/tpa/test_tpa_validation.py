@@ -77,12 +77,13 @@ def test_a_scale_of_another_library():
 
 
 @pytest.mark.skipif(core.core is None, reason=core.why_unavailable)
-def test_the_core_refuses_a_struct_that_makes_no_sense():
+def test_the_core_refuses_lengths_and_python_names_them():
     from fulmen.ops.tpa import native
     from fulmen.ops.tpa.problem import decode_of
 
     given = [torch.randn(s) for s in ((1, 1, H, R), (1, M, H), (1, M, H), (1, 1, R, D), (1, M, D), (1, M, E))]
     output = torch.full((1, 1, H, E), torch.nan)
-    with pytest.raises(RuntimeError, match="lengths must be 0 to M"):
+    with pytest.raises(ValueError, match="seqlens must be 0 to M = 6; got 7 at entry 0") as raised:
         native.forward(decode_of(*given, seqlens=torch.tensor([M + 1])), output)
+    assert "lengths must be 0 to M" in str(raised.value.__context__)
     assert output.isnan().all()

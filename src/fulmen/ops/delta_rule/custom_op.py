@@ -116,8 +116,10 @@ _delta_rule_backward = without_gradient("delta_rule_backward", "delta_rule")
 def _step(*args: Any) -> Tensor:
     p, backend = Step(*args[:-1]), args[-1]
     output = p.v.new_empty(p.output_shape)
-    _backend(backend).step(p, output)
-    note_update(p.state)
+    try:
+        _backend(backend).step(p, output)
+    finally:  # a warning that is an error comes when the state has been updated
+        note_update(p.state)
     return output
 
 

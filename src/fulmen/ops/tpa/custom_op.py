@@ -35,7 +35,7 @@ def _result(p: Decode) -> Tensor:
 def _decode(*args: Any) -> Tensor:
     *call, backend = args
     p = decode_of(*call)
-    if p.seqlens is not None and p.seqlens.device.type == "cpu":
+    if p.seqlens is not None and p.seqlens.device.type == "cpu" and backend != "native":  # whose core checks them
         check_lengths(p.seqlens, p.tokens)
     output = _result(p)
     _backend(backend).forward(p, output)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fulmen.ops.tpa.problem import Decode
+from fulmen.ops.tpa.validation import check_lengths
 from fulmen.runtime import core as c
 from fulmen.runtime.core_structs import CODES, TPA_DECODE, Words
 from fulmen.runtime.tensors import dense
@@ -15,7 +16,12 @@ _SPLITS = {split: CODES[f"SPLIT_{split.upper()}"] for split in ("auto", "batch",
 
 def forward(p: Decode, output: Tensor) -> None:
     p = _readable(p)
-    c.require().run(TPA_DECODE, _packed(p, c.header(TPA_DECODE), output))
+    try:
+        c.require().run(TPA_DECODE, _packed(p, c.header(TPA_DECODE), output))
+    except c.RefusedError as error:
+        if error.status == CODES["BAD_SEQUENCES"] and p.seqlens is not None:
+            check_lengths(p.seqlens, p.tokens)  # says what is wrong with seqlens
+        raise
 
 
 def workspace_bytes(p: Decode) -> int:
