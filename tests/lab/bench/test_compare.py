@@ -83,6 +83,8 @@ def test_noise_and_load_are_told(tmp_path, capsys):
     assert output[0].startswith(f"{paths[1]}: Measured under load: 10% of the CPU time")
     assert output[1].endswith("10.000 -> 30.000 ms ~")
     assert output[-1] == f"~ {NOISE}"
+    assert main(["compare", paths[0], paths[0]]) == 0
+    assert "2 cells: 0 better, 2 same, 0 worse" in capsys.readouterr().out
     assert main(["compare", paths[1]]) == 0
     output = capsys.readouterr().out
     assert output.startswith("Measured under load")

@@ -15,7 +15,7 @@ from fulmen.lab.bench import suites
 from fulmen.lab.bench.folder import Folder
 from fulmen.lab.bench.owners import Owner
 from fulmen.lab.bench.published import closest
-from fulmen.lab.bench.report import kernels, write
+from fulmen.lab.bench.report import kernels, plots, write
 from fulmen.lab.bench.report.findings import duel, headline, key_findings
 from fulmen.lab.bench.report.groups import Group, groups_of
 from fulmen.lab.bench.report.kernels import shared_memory_budget
@@ -208,6 +208,17 @@ def test_sections_describe_their_own_columns() -> None:
     assert [column.about for column in found if column] == ["delta_rule, token decay", "delta_rule_step, token decay"]
     listed = [row["about"] for row in describe_columns(suites.find("delta"), "cpu") if row["name"] == "Fulmen"]
     assert listed[:3:2] == ["delta_rule, token decay", "delta_rule_step, token decay"]
+
+
+@pytest.mark.skipif(bool(why_no_plots()), reason=why_no_plots() or "matplotlib is there")
+def test_noise_is_marked_in_plots(small: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = small.tables[0].cell(256, "PyTorch-SDPA")
+    assert cell is not None
+    cell.p20, cell.p80 = 30.0, 60.0
+    marked: list[tuple[int, float]] = []
+    monkeypatch.setattr(plots, "_mark", lambda axes, points, color: marked.extend(points))
+    plots.drawn_plots(groups_of(small.tables))
+    assert marked == [(256, 4.0), (256, 96.0), (256, 1.0)]  # the speedup of ours; the time, and the speedup over itself
 
 
 def test_noise_is_marked_in_every_text(small: Results, tmp_path: Path) -> None:

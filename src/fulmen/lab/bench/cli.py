@@ -205,11 +205,11 @@ def run_compare(asked: argparse.Namespace) -> int:
         run = load(paths[0])
         print("\n\n".join((*run.warnings, compare.with_published(run))))
         return 0
-    runs = {str(path): load(path) for path in paths}
-    for path, run in runs.items():
+    before, after = map(load, paths)
+    for path, run in zip(paths, (before, after), strict=True):
         for warning in run.warnings:
             print(f"{path}: {warning}")
-    changes = compare.changes(*runs.values())
+    changes = compare.changes(before, after)
     print(compare.describe(changes))
     return int(asked.fail_over is not None and any(change.worse_by > asked.fail_over for change in changes))
 

@@ -10,7 +10,7 @@ from fulmen.lab.bench.report.groups import groups_of
 from fulmen.lab.bench.report.kernels import KernelReport
 from fulmen.lab.bench.report.markdown_report import markdown_report
 from fulmen.lab.bench.report.page import page
-from fulmen.lab.bench.report.plots import plots, why_no_plots
+from fulmen.lab.bench.report.plots import drawn_plots, why_no_plots
 from fulmen.lab.bench.results import Results
 from fulmen.lab.bench.tables import to_csv
 from fulmen.lab.files import write_bytes
@@ -27,7 +27,7 @@ def write(results: Results, folder: Path, inspection: list[KernelReport] | None 
     groups = groups_of(results.filled)
     for name, those in groupby(groups, key=lambda group: group.suite):
         texts[f"{name}.md"] = markdown_report(suites.find(name), list(those), results, inspection)
-    made = {name: text.encode() for name, text in texts.items()} | ({} if why_no_plots() else plots(groups))
+    made = {name: text.encode() for name, text in texts.items()} | ({} if why_no_plots() else drawn_plots(groups))
     for name, content in made.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_bytes(folder / name, content)

@@ -25,7 +25,7 @@ def why_no_plots() -> str:
     return "" if find_spec("matplotlib") else "plots are left out: matplotlib is missing (pip install 'fulmen[bench]')"
 
 
-def plots(groups: list[Group]) -> dict[str, bytes]:
+def drawn_plots(groups: list[Group]) -> dict[str, bytes]:
     """A PNG by the name of its file, for each group that has at least one curve."""
     drawable = [group for group in groups if any(_curve(group, column) for column in group.columns)]
     return {f"plots/{_file_name(group)}.png": _plot(group) for group in drawable}
@@ -39,7 +39,7 @@ def _plot(group: Group) -> bytes:
     lines = ceil(len(group.columns) / COLUMNS)
     height = 3.9 + 0.16 * lines
     figure = Figure(figsize=(10, height), dpi=120)
-    margins = {"left": 0.07, "right": 0.985, "top": 1 - 0.6 / height, "bottom": (0.7 + 0.16 * lines) / height}
+    margins = {"left": 0.07, "right": 0.985, "top": 1 - 0.6 / height, "bottom": (0.75 + 0.16 * lines) / height}
     margins["wspace"] = 0.16
     time, ratio = figure.subplots(1, 2, gridspec_kw=margins)
     styles = _styles(group)
@@ -60,7 +60,9 @@ def _plot(group: Group) -> bytes:
     figure.suptitle(f"{group.suite}: {group.label}", fontsize=11, color=INK)
     if any(group.noisy(n, column) for n in group.lengths for column in group.columns):
         figure.text(0.985, 0.005, f"hollow: {NOISE}", ha="right", fontsize=7, color=INK)
-    figure.legend(loc="lower center", ncols=min(COLUMNS, len(group.columns)), frameon=False, fontsize=7.5)
+    above = (0.5, 0.12 / height)  # the note
+    columns = min(COLUMNS, len(group.columns))
+    figure.legend(loc="lower center", bbox_to_anchor=above, ncols=columns, frameon=False, fontsize=7.5)
     drawn = BytesIO()
     figure.savefig(drawn)
     return drawn.getvalue()
@@ -69,7 +71,7 @@ def _plot(group: Group) -> bytes:
 def _mark(axes: Any, points: list[tuple[int, float]], color: str) -> None:
     """As noisy: hollow."""
     for n, value in points:
-        axes.plot(n, value, marker="o", markersize=5, markerfacecolor="white", markeredgecolor=color)
+        axes.plot(n, value, marker="o", markersize=5, markerfacecolor="white", markeredgecolor=color, zorder=4)
 
 
 def _label(axes: Any, group: Group, title: str) -> None:
