@@ -121,14 +121,16 @@ def fold(
     reads = program // write_tiles % read_tiles * R + tl.arange(0, R)
     writes = program % write_tiles * W + tl.arange(0, W)
     head, sequence = program // (write_tiles * read_tiles) % heads, program // (write_tiles * read_tiles * heads)
-    boundary = sequence * 0
+    begin = sequence * 0
     if BACKWARD:
-        boundary += partition.segments
-    state = load_state(boundaries, sequence, head, boundary, reads, writes, read_size, write_size)
-    for _ in range(0, partition.segments):
-        segment, after = boundary, boundary + 1
+        begin += partition.segments
+    state = load_state(boundaries, sequence, head, begin, reads, writes, read_size, write_size)
+    # What the next segments add is on its way meanwhile: no load is of what was stored here.
+    for step in tl.range(0, partition.segments, num_stages=4):
+        segment, after = begin + step, begin + step + 1
         if BACKWARD:
-            segment, after = boundary - 1, boundary - 1
+            segment, after = begin - step - 1, begin - step - 1
+        added = load_state(boundaries, sequence, head, after, reads, writes, read_size, write_size)
         if head_decay is not None:
             _, _, first, last = place(partition, sequence, segment)
             log = tl.load(head_decay.pointer + head).to(tl.float32) * (last - first).to(tl.float32)
@@ -141,6 +143,5 @@ def fold(
         if write_totals is not None:
             logs = tl.load(row_of(write_totals, sequence, segment, head) + writes, mask=writes < write_size, other=0.0)
             state *= tl.exp(logs)[None, :]
-        state += load_state(boundaries, sequence, head, after, reads, writes, read_size, write_size)
+        state += added
         store_state(boundaries, sequence, head, after, reads, writes, read_size, write_size, state)
-        boundary = after
