@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from fulmen.lab.bench.measure import interleaved
+from fulmen.runtime import core
 
 GEMM = 2048  # the cube of torch's sgemm that others are compared with
 Call = Callable[[], object]
@@ -30,6 +31,15 @@ class Figure(NamedTuple):
         if sign * self.value >= sign * self.aim:
             return "aim reached"
         return "reached" if sign * self.value >= sign * self.must else "missed"
+
+
+def multiplies_bfloat16(operator: str) -> bool:
+    """Whether the build in use multiplies bfloat16 in pairs. Marks of bfloat16 are meant for such a CPU: where it does
+    not, this says that an operator's figures are left out."""
+    build = core.require()
+    if not build.multiplies_pairs:
+        print(f"left out: bf16 figures of {operator}, as the build {build.isa} multiplies no pairs of bfloat16")
+    return build.multiplies_pairs
 
 
 def threads_over_one(call: Call) -> float:

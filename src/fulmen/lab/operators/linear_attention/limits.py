@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, normalize, scaled_dot_product_attention
 
 import fulmen
-from fulmen.lab.bench.figures import GEMM, Call, Figure, threads_over_one
+from fulmen.lab.bench.figures import GEMM, Call, Figure, multiplies_bfloat16, threads_over_one
 from fulmen.lab.bench.measure import interleaved
 from fulmen.ops.chunks.decay_form import Decays
 from fulmen.ops.linear_attention.native import workspace_bytes
@@ -95,6 +95,8 @@ def forward() -> list[Figure]:
 def bfloat16() -> list[Figure]:
     """Where the CPU multiplies pairs of bfloat16 (AVX512-BF16). float16 stands for the core without them: it is
     converted to float32, as bfloat16 is by the other builds."""
+    if not multiplies_bfloat16("linear_attention"):
+        return []
     figures = []
     a, b = (torch.randn(GEMM, GEMM).bfloat16() for _ in range(2))
     for dim, must, aim in ((64, 0.45, 0.55), (128, 0.55, 0.68), (256, 0.70, 0.80)):

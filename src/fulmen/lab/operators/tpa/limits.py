@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import fulmen
-from fulmen.lab.bench.figures import GEMM, Call, Figure, threads_over_one
+from fulmen.lab.bench.figures import GEMM, Call, Figure, multiplies_bfloat16, threads_over_one
 from fulmen.lab.bench.measure import interleaved
 from fulmen.ops.tpa.native import workspace_bytes
 from fulmen.ops.tpa.problem import Decode, decode_of
@@ -45,8 +45,9 @@ def tensor_product_decode() -> list[Figure]:
     """Against the published torch forms, which compute in the dtype of the factors."""
     a, b = torch.randn(GEMM, GEMM), torch.randn(GEMM, GEMM)
     figures = []
+    dtypes = DTYPES if multiplies_bfloat16("tpa_decode") else {"fp32": torch.float32}
     for tokens in LENGTHS:
-        given = {name: inputs(tokens, dtype) for name, dtype in DTYPES.items()}
+        given = {name: inputs(tokens, dtype) for name, dtype in dtypes.items()}
         # The dtypes alternate, so that no form finds in cache what the one before it has read.
         calls: dict[str, Call] = {"gemm": lambda: a @ b}
         calls |= {f"native {name}": _native(p) for name, p in given.items()}
@@ -57,7 +58,7 @@ def tensor_product_decode() -> list[Figure]:
         t = {name: timing.median for name, timing in interleaved(calls, seconds=6.0, repeats=5).items()}
         torch.compiler.reset()  # compiled again for other sizes, it would serve all of them, more slowly
         of_gemm = nominal_flops(tokens) / t["native fp32"] / (2 * GEMM**3 / t["gemm"])
-        for name, must, aim in (("fp32", 2.5, 4), ("bf16", *BFLOAT16[tokens])):
+        for name, (must, aim) in zip(dtypes, ((2.5, 4.0), BFLOAT16[tokens]), strict=False):
             ratio = min(t[f"to {name}"], t[f"toc {name}"]) / t[f"native {name}"]
             figures.append(Figure(f"tpa_decode {name} against to and toc, m = {tokens}", ratio, must, aim, "x"))
         if "ton" in t:
