@@ -83,7 +83,7 @@ def test_suites_show_kernels_that_are_inspected():
 )
 def test_the_cores_parameters_are_those_of_its_source(suite, file, constants):
     source = "".join((CSRC / name).read_text() for name in (file, "panels.h", "decay.h"))
-    values = {name: value for name, value in re.findall(r"constexpr \w+ (\w+) = (\w+);", source)}
+    values = dict(re.findall(r"constexpr \w+ (\w+) = (\w+);", source))
     shown = [value.split()[0] for _, value, _ in suites.find(suite).kernels.core]
     for name in constants:
         assert values.get(values[name], values[name]) in shown, name
