@@ -4,11 +4,10 @@ from which it writes docs/errors.md."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
-
-import fulmen
 
 
 def rows(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -68,7 +67,10 @@ def of_walks() -> Iterator[Mistake]:
         yield Mistake("a decay as a number", function, "log_decay", -0.1)
         yield Mistake("a decay of another shape", function, "log_decay", rows(7))
         yield Mistake("a decay of integers", function, "log_decay", rows(2, dtype=torch.int32))
-        yield Mistake("another key size", function, "k", rows(*((2, 2) if step else (2, 6, 2)), 600))
+        if function == "chunk_states":  # it has no q
+            yield Mistake("too large a key size", function, "k", rows(2, 6, 2, 600))
+        else:
+            yield Mistake("another key size", function, "k", rows(*((2, 2) if step else (2, 6, 2)), 5))
         state = "state" if step else "initial_state"
         yield Mistake("a state of another layout, [B, H, E, D]", function, state, rows(2, 2, 3, 4))
         yield Mistake("a state of integers", function, state, rows(2, 2, 4, 3, dtype=torch.int64))
@@ -111,14 +113,59 @@ SINGLE = [
     Mistake("a gate of another size", "output_gated_attention", "gate", rows(2, 6, 2, 4)),
     Mistake("an unknown thing to save", "output_gated_attention", "save", ("qkv",)),
 ]
-MISTAKES = [*of_all(), *of_walks(), *SINGLE]
+LAYERS: dict[str, dict[str, Any]] = {
+    "nn.GatedDeltaNet": {"hidden_size": 8, "num_heads": 2},
+    "nn.GatedLinearAttention": {"hidden_size": 8, "num_heads": 2},
+    "nn.KimiDeltaAttention": {"hidden_size": 8, "num_heads": 2},
+    "nn.LightningAttention": {"hidden_size": 8, "num_heads": 2},
+    "nn.Mamba2": {"hidden_size": 8, "num_heads": 2},
+    "nn.OutputGatedAttention": {"hidden_size": 8, "num_heads": 2},
+    "nn.TensorProductAttention": {"hidden_size": 8, "num_heads": 2},
+}
+# Good calls of what is built on the operators.
+OTHERS: dict[str, dict[str, Any]] = LAYERS | {
+    "nn.RMSNorm": {"size": 8},
+    "nn.StateCache": {"layers": 2},
+    "nn.slopes": {"num_heads": 4},
+    "TPACache": {"capacity": 8},
+    "integrations.fla.chunk_gla": SEQUENCE | {"g": rows(2, 6, 2, 4)},
+    "integrations.transformers.patch": {"model": torch.nn.Linear(2, 2)},
+}
+
+
+def of_others() -> Iterator[Mistake]:
+    for layer in LAYERS:
+        yield Mistake("no heads", layer, "num_heads", 0)
+        yield Mistake("an option that there is not", layer, "dropout", 0.1)
+    for layer in ("nn.GatedLinearAttention", "nn.LightningAttention", "nn.OutputGatedAttention"):
+        yield Mistake("heads that do not divide", layer, "num_heads", 3)
+    yield Mistake("an unknown gate", "nn.RMSNorm", "gate", "gelu")
+    yield Mistake("groups that do not divide", "nn.RMSNorm", "groups", 3)
+    yield Mistake("no layers", "nn.StateCache", "layers", 0)
+    yield Mistake("no heads", "nn.slopes", "num_heads", 0)
+    yield Mistake("no room", "TPACache", "capacity", 0)
+    yield Mistake("a fraction", "TPACache", "capacity", 1.5)
+    yield Mistake("a list", "integrations.fla.chunk_gla", "q", [1.0])
+    yield Mistake("a decay of another shape", "integrations.fla.chunk_gla", "g", rows(2, 6, 3))
+    yield Mistake("an option of older versions", "integrations.fla.chunk_gla", "head_first", True)
+    yield Mistake("no module", "integrations.transformers.patch", "model", 3)
+
+
+MISTAKES = [*of_all(), *of_walks(), *SINGLE, *of_others()]
+
+
+def function_named(name: str) -> Callable[..., Any]:
+    """Of ``fulmen`` or of a module in it."""
+    module, _, last = f"fulmen.{name}".rpartition(".")
+    function: Callable[..., Any] = getattr(import_module(module), last)
+    return function
 
 
 def error_of(mistake: Mistake) -> Exception | None:
     """What the call raises; None if it goes through."""
-    function: Callable[..., Any] = getattr(fulmen, mistake.function)
+    call = (CALLS | OTHERS)[mistake.function] | {mistake.argument: mistake.value}
     try:
-        function(**CALLS[mistake.function] | {mistake.argument: mistake.value})
+        function_named(mistake.function)(**call)
     except Exception as error:
         return error
     return None
@@ -154,4 +201,11 @@ COMMANDS = [
     Command("a pickle for results", "report FILE", 1, "\x80\x04N."),
     Command("a record of another program", "fuzz --seconds 1 --resume FILE", 1),
     Command("a time that is no number", "fuzz --seconds soon", 2),
+    Command("an unknown suite", "list softmax", 2),
+    Command("an unknown option", "limits --yaml", 2),
+    Command("an unknown architecture", "inspect --arch sm_1", 2),
+    Command("a folder that is not there", "inspect --json FOLDER/none/results.json", 2),
+    Command("an unknown card", "roofline --gpu K80", 2),
+    Command("a report that there is not", "roofline --report softmax", 2),
+    Command("no number", "scaling --heads two", 2),
 ]

@@ -6,6 +6,10 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
+from contextlib import redirect_stderr, redirect_stdout
+from copy import deepcopy
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -13,12 +17,17 @@ import torch
 
 import fulmen
 import fulmen.lab.cli
-from bad_input import CALLS, COMMANDS, MISTAKES, error_of
+from bad_input import CALLS, COMMANDS, MISTAKES, OTHERS, error_of, function_named
 from fulmen.runtime import core
 from fulmen.runtime.warning import warn_once
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "errors.md"
 pytestmark = pytest.mark.not_interpreted
+CORE = {
+    "FULMEN_CORE names no file": "the CPU core cannot be loaded: PATH, which FULMEN_CORE names, is not a file",
+    "a library of another architecture": "the CPU core cannot be loaded: PATH",
+    "FULMEN_ISA names no build": "FULMEN_ISA=../../quantum is not among",
+}
 
 
 def id_of(mistake):
@@ -26,18 +35,18 @@ def id_of(mistake):
 
 
 def test_good_calls_go_through():
-    for function, call in CALLS.items():
-        getattr(fulmen, function)(**{name: x.clone() for name, x in call.items()})
+    for function, call in (CALLS | OTHERS).items():
+        function_named(function)(**deepcopy(call))
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=id_of)
 def test_a_mistake_is_answered_by_name(mistake):
-    before = {name: x.clone() for name, x in CALLS[mistake.function].items()}
+    before = deepcopy(CALLS.get(mistake.function, {}))
     error = error_of(mistake)
     assert isinstance(error, TypeError | ValueError), error
     assert re.search(rf"\b{mistake.argument}\b", str(error)), error
-    for name, x in CALLS[mistake.function].items():
-        assert torch.equal(x, before[name])
+    for name, x in before.items():
+        assert torch.equal(x, CALLS[mistake.function][name])
 
 
 @pytest.mark.parametrize("function", ["linear_attention", "delta_rule"])
@@ -64,24 +73,25 @@ def test_a_factor_in_place_of_a_logarithm_is_told():
     warn_once.cache_clear()
 
 
-def outcome(command, folder, capsys):
-    """Exit code and error output, with the names of the table for what is in ``folder``."""
+def outcome(command, folder):
+    """Exit code and the last line of the error output, with the names of the table for what is in ``folder``."""
     file = folder / "results.json"
     file.write_text(command.content, encoding="latin-1")
     places = {"FOLDER": str(folder), "FILE": str(file)}
     arguments = [re.sub("FOLDER|FILE", lambda name: places[name[0]], word) for word in shlex.split(command.arguments)]
-    try:
-        code = fulmen.lab.cli.main(arguments)
-    except SystemExit as end:
-        code = end.code
-    told = capsys.readouterr().err.strip().splitlines()[-1] if capsys else ""
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()) as errors:
+        try:
+            code = fulmen.lab.cli.main(arguments)
+        except SystemExit as end:
+            code = end.code
+    told = errors.getvalue().strip().splitlines()[-1]
     return code, told.replace(str(file), "FILE").replace(str(folder), "FOLDER")
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.what.replace(" ", "_"))
-def test_a_command_says_what_is_wrong(command, tmp_path, capsys, monkeypatch):
+def test_a_command_says_what_is_wrong(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, told = outcome(command, tmp_path, capsys)
+    code, told = outcome(command, tmp_path)
     assert code == command.code
     assert told.startswith("fulmen")
     assert "Traceback" not in told
@@ -96,6 +106,14 @@ def test_a_folder_that_cannot_be_written_to(tmp_path, capsys, monkeypatch):
             fulmen.lab.cli.main(arguments)
         assert end.value.code == 2
         assert f"{tmp_path} cannot be written to" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full disk to write to")
+def test_a_full_disk_is_told():
+    code = "import sys, fulmen.lab.cli; sys.exit(fulmen.lab.cli.main(['list']))"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert (done.returncode, done.stderr.strip()) == (1, "fulmen: [Errno 28] No space left on device")
 
 
 def imported(**variables):
@@ -114,14 +132,21 @@ def test_a_core_of_another_architecture_is_refused(tmp_path):
     path.write_bytes(library)
     done = imported(FULMEN_CORE=str(path))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"False the CPU core cannot be loaded: {path}")
+    assert done.stdout.startswith("False " + CORE["a library of another architecture"].replace("PATH", str(path)))
+
+
+def test_a_core_that_is_not_there(tmp_path):
+    path = tmp_path / "none.so"
+    done = imported(FULMEN_CORE=str(path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "False " + CORE["FULMEN_CORE names no file"].replace("PATH", str(path))
 
 
 @pytest.mark.skipif(core.core is None, reason=core.why_unavailable)
 def test_an_absurd_build_is_told_and_not_used():
     done = imported(FULMEN_ISA="../../quantum")
     assert done.stdout.startswith("True")
-    assert "FULMEN_ISA=../../quantum is not among" in done.stderr
+    assert CORE["FULMEN_ISA names no build"] in done.stderr
 
 
 def document():
@@ -133,7 +158,7 @@ def document():
     ]
     lines += ["## Functions", "", "Before any work is done; what was handed in is as it was. B = 2, N = M = 6, H = 2,"]
     lines += ["D = 4, E = 3 in a good call, of which one argument is changed.", ""]
-    for function in CALLS:
+    for function in CALLS | OTHERS:
         lines += [f"### {function}", "", "| mistake | error |", "|---|---|"]
         for mistake in MISTAKES:
             if mistake.function == function:
@@ -141,14 +166,25 @@ def document():
                 lines.append(f"| {mistake.argument}: {mistake.what} | {type(error).__name__}: {cell(error)} |")
         lines.append("")
     lines += ["## Commands", "", "2 is wrong usage, 1 a failure. Nothing is left half-written.", ""]
-    lines += ["| mistake | command | exit code |", "|---|---|---|"]
-    lines += [f"| {c.what} | `fulmen {c.arguments}`".rstrip() + f" | {c.code} |" for c in COMMANDS]
+    lines += ["| mistake | command | exit code | message |", "|---|---|---|---|"]
+    with tempfile.TemporaryDirectory() as folder:
+        for command in COMMANDS:
+            code, told = outcome(command, Path(folder))
+            lines.append(f"| {command.what} | `{f'fulmen {command.arguments}'.strip()}` | {code} | {cell(told)} |")
+    lines += ["", "A full disk: 1, `fulmen: [Errno 28] No space left on device`.", "", "## The CPU core", ""]
+    lines += [
+        "`import fulmen` succeeds in each case. `fulmen.backends()` says why there is no native backend; an unknown"
+    ]
+    lines += ["build is warned of, and another one used.", ""]
+    lines += ["| mistake | what is said |", "|---|---|"]
+    lines += [f"| {what} | {told} |" for what, told in CORE.items()]
     return "\n".join([*lines, ""])
 
 
 def cell(error):
-    """Newer versions of Python add a guess."""
-    return str(error).partition(". Did you mean")[0].replace("|", "\\|").splitlines()[0]
+    """Versions of Python differ in guesses and in how they list choices."""
+    text = re.split(r"\. Did you mean| \(choose from", str(error))[0]
+    return text.replace("|", "\\|").splitlines()[0]
 
 
 def test_the_document_is_in_step():

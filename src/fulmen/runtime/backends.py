@@ -37,6 +37,11 @@ class Backend:
     dtypes: tuple[torch.dtype, ...]
     auto: str
 
+    def __repr__(self) -> str:
+        dtypes = ", ".join(str(dtype).removeprefix("torch.") for dtype in self.dtypes)
+        works = f"{'/'.join(self.devices)}; {dtypes}" if self.available else f"unavailable: {self.reason}"
+        return f"<Backend {self.name}: {works}>"
+
     def refuses(self, device: str, dtype: torch.dtype) -> str:
         """Why this backend cannot take tensors of ``dtype`` on ``device``; empty if it can."""
         if not self.available:

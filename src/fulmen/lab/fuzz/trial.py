@@ -16,9 +16,9 @@ from fulmen.lab.operators.tpa.checks import deviations_of as decode_deviations
 from fulmen.lab.tolerances import (
     ATTENTION,
     DELTA_RULE,
-    LARGE,
     OVER_NEARBY,
     STATES,
+    TOLERANCE,
     deviations,
     excess,
     heads_of,
@@ -183,7 +183,7 @@ def nearby(problem: Problem) -> list[Tensors]:
     place; and exact ones that are off by what luck cannot be relied on to prevent."""
     generator = torch.Generator().manual_seed(0)
     dtype = state_dtype(problem.case.dtype)
-    made = [{name: unlucky(problem, name, x) for name, x in exact(problem).items()}]
+    made = [unlucky(problem)]
     for eps in (0.0, *[torch.finfo(dtype).eps] * 4):
         given = in_double(tensors(problem))
         for name, x in given.items():
@@ -193,20 +193,41 @@ def nearby(problem: Problem) -> list[Tensors]:
     return made
 
 
-def unlucky(problem: Problem, name: str, x: Tensor) -> Tensor:
-    """Exact, but for roundings that agree: those of equal tokens in a sum, half a unit in the last place each; those of
-    factors from bfloat16 inputs, in a head of few numbers or of equal tokens, where the yardstick's may not agree. The
-    gradient of a decay per head is a difference of sums, and has their error."""
-    if name.startswith("dlog_decay"):
-        return x + DIFFERENCE * terms(problem, len(x)) if x.ndim == 1 else x
-    dtype, equal = problem.case.dtype, problem.equal == "tokens"
-    # The heads of tpa_decode are judged as one.
-    numbers = x[0].numel() if problem.operator == "tpa_decode" else heads_of(name, x).shape[2]
-    rounds = SUBJECTS[problem.operator].rounds and dtype == torch.bfloat16 and name not in STATES
-    if rounds and (numbers < FEW or equal):
-        return x * (1 + LARGE.largest / OVER_NEARBY)
-    tokens = max((given.shape[1] for given in tensors(problem).values() if given.ndim == 4), default=0)
-    return x * (1 + equal * tokens * torch.finfo(state_dtype(dtype)).eps / 2)
+def unlucky(problem: Problem) -> Tensors:
+    """Exact, but for roundings that agree: those of equal tokens in a sum, half a unit in the last place each; of
+    bfloat16 inputs those of the factors, in a head of few numbers or of equal tokens, where the yardstick's may not
+    agree. What is rounded to float16 has been rounded before. The gradient of a decay per head is a difference of sums,
+    and has their error; so is what the delta rule leaves of the gradient of a state that its tokens erase."""
+    dtype, equal, given = problem.case.dtype, problem.equal == "tokens", tensors(problem)
+    rounds = SUBJECTS[problem.operator].rounds and dtype == torch.bfloat16
+    rounded = of_rounded_inputs(problem) if rounds else {}
+    tokens = max((x.shape[1] for x in given.values() if x.ndim == 4), default=0)
+    found = {}
+    for name, x in exact(problem).items():
+        # The heads of tpa_decode are judged as one.
+        numbers = x[0].numel() if problem.operator == "tpa_decode" else heads_of(name, x).shape[2]
+        if name.startswith("dlog_decay"):
+            found[name] = x + DIFFERENCE * terms(problem, len(x)) if x.ndim == 1 else x
+        elif rounds and name not in STATES and (numbers < FEW or equal):
+            found[name] = rounded[name]
+        elif dtype == torch.float16:
+            found[name] = x * (1 + (TOLERANCE[dtype] + TOLERANCE[torch.float32]) / OVER_NEARBY)
+        else:
+            found[name] = x * (1 + equal * tokens * torch.finfo(state_dtype(dtype)).eps / 2)
+        if problem.operator == "delta_rule" and name == "dinitial_state":
+            found[name] = found[name] + DIFFERENCE * given["grad_state"].abs().max()
+    return found
+
+
+def of_rounded_inputs(problem: Problem) -> Tensors:
+    """The exact results where each input is off by a unit of bfloat16, of equal tokens by the same one."""
+    generator, given = torch.Generator().manual_seed(0), in_double(tensors(problem))
+    for name, x in given.items():
+        if x.is_floating_point() and not name.startswith("log_decay"):
+            shape = [1 if problem.equal == "tokens" and axis == 1 else n for axis, n in enumerate(x.shape)]
+            sign = torch.randint(2, shape, generator=generator) * 2 - 1
+            given[name] = x * (1 + sign * 2**-9)
+    return results(problem, given, EXACT)
 
 
 def terms(problem: Problem, heads: int) -> Tensor:

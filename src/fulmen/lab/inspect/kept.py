@@ -1,4 +1,7 @@
-"""What inspections found, kept in the user's cache folder: a second run only reads, and an interrupted one goes on."""
+"""What inspections found, kept in the user's cache folder: a second run only reads, and an interrupted one goes on.
+
+A file that is damaged, or of another version, counts for nothing, and is replaced.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,25 @@ import gzip
 import hashlib
 import json
 import os
+import zlib
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 import fulmen.lab.cost
 from fulmen.lab.cost.estimate import Cost
+from fulmen.lab.files import write_bytes
 from fulmen.lab.inspect.compilation import Listing, Resources
 from fulmen.lab.inspect.dry_run import Launch
+
+_Found = TypeVar("_Found")
 
 
 def resources(key: str) -> Resources | None:
     """By :func:`~fulmen.lab.inspect.compilation.key_of`."""
-    path = _folder() / f"{key}.json"
-    return Resources(**json.loads(path.read_text())) if path.exists() else None
+    return _read(_folder() / f"{key}.json", lambda content: Resources(**json.loads(content)))
 
 
 def keep_resources(key: str, found: Resources) -> None:
@@ -27,8 +35,7 @@ def keep_resources(key: str, found: Resources) -> None:
 
 
 def listing(key: str) -> Listing | None:
-    path = _folder() / f"{key}.listing.gz"
-    return Listing(*json.loads(gzip.decompress(path.read_bytes()))) if path.exists() else None
+    return _read(_folder() / f"{key}.listing.gz", lambda content: Listing(*json.loads(gzip.decompress(content))))
 
 
 def keep_listing(key: str, found: Listing) -> None:
@@ -37,11 +44,12 @@ def keep_listing(key: str, found: Listing) -> None:
 
 def cost(key: str, launch: Launch) -> Cost | str | None:
     """Of this launch of the code, or why it is not modelled."""
-    path = _of_launch(key, launch)
-    if not path.exists():
-        return None
-    found = json.loads(path.read_text())
-    return found if isinstance(found, str) else Cost(**found)
+
+    def parse(content: bytes) -> Cost | str:
+        found = json.loads(content)
+        return found if isinstance(found, str) else Cost(**found)
+
+    return _read(_of_launch(key, launch), parse)
 
 
 def keep_cost(key: str, launch: Launch, found: Cost | str) -> None:
@@ -60,11 +68,16 @@ def _model() -> str:
     return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
 
 
+def _read(path: Path, parse: Callable[[bytes], _Found]) -> _Found | None:
+    try:
+        return parse(path.read_bytes())
+    except (OSError, EOFError, zlib.error, ValueError, TypeError):
+        return None
+
+
 def _write(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(f".{os.getpid()}")
-    unfinished.write_bytes(content)
-    unfinished.replace(path)
+    write_bytes(path, content)
 
 
 def _folder() -> Path:
