@@ -42,10 +42,11 @@ class Call:
         self.cache = cache
         self._padding = None if attention_mask is None else Padding.of(attention_mask)
         self.cu_seqlens = cu_seqlens if self._padding is None else self._padding.cu_seqlens
+        before = None if cache is None else cache.rows
         rows = x.shape[0] if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
-        if cache is not None and cache.rows not in (None, rows):
-            raise ValueError(f"cache must have a row for each of {rows} sequences; got {cache.rows} rows")
-        self.goes_on = cache is not None and cache.rows is not None
+        if before not in (None, rows):
+            raise ValueError(f"cache must have a row for each of {rows} sequences; got {before} rows")
+        self.goes_on = before is not None
         # A step updates states in place, which has no gradient; until there are states it is a walk.
         self.steps = self.goes_on and x.shape[1] == 1 and self.cu_seqlens is None and not torch.is_grad_enabled()
 
@@ -53,7 +54,7 @@ class Call:
         """What is computed of ``[B, N, C]``: all of it; of padded rows the tokens, ``[1, tokens, C]``; of a step ``[B,
         C]``. Below, ``...`` stands for what is before C."""
         if self.steps:
-            return x[:, 0]
+            return x.squeeze(1)
         return x if self._padding is None else self._padding.remove(x)
 
     def rows(self, x: Tensor) -> Tensor:

@@ -69,7 +69,7 @@ class GatedLinearAttention(Mixer):
             q = self.q_conv1d(q, call, "q_conv")
             k = self.k_conv1d(k, call, "k_conv")
             v = self.v_conv1d(v, call, "v_conv")
-        log_decay = logsigmoid(at_least_float32(self.gk_proj(x))) / self.gate_logit_normalizer
+        log_decay = logsigmoid(at_least_float32(self.gk_proj(x))).div_(self.gate_logit_normalizer)
         q, k, log_decay = (y.unflatten(-1, (self.num_heads, self.key_size)) for y in (q, k, log_decay))
         v, gate = (y.unflatten(-1, (self.num_heads, self.value_size)) for y in (v, self.g_proj(x)))
         attention = call.linear_attention(q, k, v, log_decay)

@@ -57,19 +57,22 @@ class RMSNorm(nn.Module):
             raise ValueError(
                 f"gate must be {'None' if self.gate is None else 'a tensor'} here; got {type(gate).__name__}"
             )
-        normed, weight = self._rows(x), self._rows(self.weight)
-        factor = None if gate is None else self._rows(gate)
-        if torch.compiler.is_compiling():
-            y = formula(normed, factor, weight, self.eps, self.gate, self.gate_first)
-        else:
-            compute: Any = _Norm.apply if torch.is_grad_enabled() else _forward
-            y, _ = compute(normed, factor, weight, self.eps, self.gate, self.gate_first)
-        y = y if self.groups == 1 else y.flatten(-2)
-        return y if y.dtype == x.dtype else y.to(x.dtype)
+        weight = self.weight
+        # Of a decoded token, whatever is called takes longer than what it does.
+        if self.groups == 1 and x.dtype == weight.dtype == torch.float32 and (gate is None or gate.dtype == x.dtype):
+            return self._normed(x, gate, weight)
+        y = self._normed(self._rows(x), None if gate is None else self._rows(gate), self._rows(weight))
+        return (y if self.groups == 1 else y.flatten(-2)).to(x.dtype)
 
     def _rows(self, x: Tensor) -> Tensor:
         x = at_least_float32(x)
         return x if self.groups == 1 else x.unflatten(-1, (self.groups, -1))
+
+    def _normed(self, x: Tensor, gate: Tensor | None, weight: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            return formula(x, gate, weight, self.eps, self.gate, self.gate_first)
+        compute: Any = _Norm.apply if torch.is_grad_enabled() else _forward
+        return compute(x, gate, weight, self.eps, self.gate, self.gate_first)[0]
 
     def extra_repr(self) -> str:
         gate = "" if self.gate is None else f", gate={self.gate}{' first' if self.gate_first else ''}"
@@ -95,7 +98,7 @@ def _forward(
     own = factor.mul_(x) if factor is not None and gate_first else None  # what may be overwritten
     normed = x if own is None else own
     norm = torch.linalg.vector_norm(normed, dim=-1, keepdim=True)
-    # norm² / size + eps in one function: of a decoded token, calling them takes longer than what they do
+    # norm² / size + eps in one function
     least = torch.scalar_tensor(eps, dtype=x.dtype, device=x.device)
     rate = torch.addcmul(least, norm, norm, value=1 / x.shape[-1]).rsqrt_()
     y = torch.mul(normed, rate, out=own).mul_(weight)
