@@ -208,4 +208,8 @@ COMMANDS = [
     Command("an unknown card", "roofline --gpu K80", 2),
     Command("a report that there is not", "roofline --report softmax", 2),
     Command("no number", "scaling --heads two", 2),
+    Command("no heads", "scaling --heads 0", 2),
+    Command("a link without a rate", "scaling --link 0", 2),
+    Command("a folder that is not there", "scaling --plot nowhere/plot.png", 2),
+    Command("figures that there are not", "limits nope", 2),
 ]

@@ -3,8 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from pathlib import Path
+
+
+def whole(text: str) -> int:
+    """A whole number of at least 1."""
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}") from None
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
+
+
+def positive(text: str) -> float:
+    """A finite number above zero."""
+    try:
+        number = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}") from None
+    if not (0 < number < math.inf):
+        raise argparse.ArgumentTypeError(f"must be above zero and finite, got {text}")
+    return number
 
 
 def output_file(text: str) -> Path:

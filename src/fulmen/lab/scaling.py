@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from fulmen.lab.arguments import output_file, positive, whole
 from fulmen.lab.crew import Crew, Raised
 
 RANKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -188,15 +189,15 @@ def add_command(commands: Any) -> None:
         "scaling", help="simulate sequence parallelism on up to 1024 ranks; count bytes on 2 to 4"
     )
     for name, value in vars(Machine()).items():
-        parser.add_argument(f"--{name}", type=float, default=value, help=f"assumed (default {value:g})")
+        parser.add_argument(f"--{name}", type=positive, default=value, help=f"assumed (default {value:g})")
     for name, size in Layer()._asdict().items():
         parser.add_argument(
-            f"--{name.replace('_', '-')}", type=int, default=size, help=f"of the layer (default {size})"
+            f"--{name.replace('_', '-')}", type=whole, default=size, help=f"of the layer (default {size})"
         )
     parser.add_argument(
         "--count", action="store_true", help="also count what 2, 3 and 4 processes of this machine receive"
     )
-    parser.add_argument("--plot", type=Path, help="write a plot to this file")
+    parser.add_argument("--plot", type=output_file, help="write a plot to this file")
     parser.set_defaults(run=run)
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fulmen.lab.arguments import input_path, output_file, output_folder
+from fulmen.lab.arguments import input_path, output_file, output_folder, whole
 from fulmen.lab.bench import suites
 from fulmen.lab.files import write_text
 from fulmen.runtime.checks import MAX_SIZE
@@ -95,7 +95,7 @@ def _add_limits(commands: Any) -> None:
     limits.add_argument("names", nargs="*", metavar="NAME", help="operators, or layers: theirs alone; default: all")
     limits.add_argument("--json", type=output_file, metavar="FILE", help="also write the figures to FILE")
     _add_progress(limits)
-    limits.set_defaults(run=run_limits)
+    limits.set_defaults(run=run_limits, parser=limits)
 
 
 def _add_list(commands: Any) -> None:
@@ -165,7 +165,11 @@ def _check_suites(asked: argparse.Namespace) -> None:
 def run_limits(asked: argparse.Namespace) -> None:
     from fulmen.lab.bench import limits
 
-    limits.run(asked.names, asked.json, asked.progress)
+    try:
+        parts = limits.parts_of(asked.names)
+    except ValueError as error:
+        asked.parser.error(str(error))
+    limits.run(parts, asked.json, asked.progress)
 
 
 def run_list(asked: argparse.Namespace) -> None:
@@ -249,17 +253,6 @@ def _results_in(folder: Path) -> list[Results]:
             return None
 
     return [run for path in sorted(folder.glob("**/*.json")) if (run := loaded(path))]
-
-
-def whole(text: str) -> int:
-    """A whole number of at least 1."""
-    try:
-        number = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}") from None
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
-    return number
 
 
 def channels(text: str) -> int:

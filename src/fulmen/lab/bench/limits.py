@@ -5,6 +5,7 @@ An operator's record names the module with its ``LIMITS``: functions that measur
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
@@ -22,17 +23,20 @@ from fulmen.runtime.operators import operators
 SWEEP_BYTES = (256 << 10, 4 << 20, 256 << 20)  # within L2, within L3, from memory
 
 
-def run(names: list[str], json_path: Path | None, progress: str = "auto") -> None:
-    """The figures of these operators, or of "layers"; without names, of all."""
-    if core.core is None:
-        raise RuntimeError(core.why_unavailable)
+def parts_of(names: list[str]) -> list[Callable[[], list[Figure]]]:
+    """What measures the figures of these operators, or of "layers"; without names, of all."""
     measured = {operator.name: operator.limits for operator in operators() if operator.limits}
     measured["layers"] = layers.__name__
     if unknown := set(names) - set(measured):
         raise ValueError(f"no figures of {', '.join(sorted(unknown))}; there are {', '.join(measured)}")
+    return [part for name in names or measured for part in import_module(measured[name]).LIMITS]
+
+
+def run(parts: list[Callable[[], list[Figure]]], json_path: Path | None, progress: str = "auto") -> None:
+    if core.core is None:
+        raise RuntimeError(core.why_unavailable)
     facts = environment()
     print(describe(facts))
-    parts = [part for name in names or measured for part in import_module(measured[name]).LIMITS]
     figures: list[Figure] = []
     with Steps(1 + len(parts), progress) as steps, torch.no_grad():
         steps.begin("the machine")
