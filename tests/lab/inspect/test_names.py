@@ -53,6 +53,8 @@ def test_every_name_is_an_identifier_and_says_the_walk_and_the_decay():
     }  # fmt: skip
     assert ("channel+value", "dq") in names["fulmen_linear_attention_dq_channel_value_decay_and_gradient"]
     assert ("head", "dq") in names["fulmen_linear_attention_dq_head_decay"]
+    assert ("channel", "prepare") in names["fulmen_linear_attention_prepare"]
+    assert ("channel", "output") in names["fulmen_linear_attention_output_channel_decay"]
     assert ("channel", "dv") in names["fulmen_linear_attention_dv_channel_decay"]
     assert names["fulmen_delta_rule_output_channel_decay"] == {
         ("channel", "delta output"), ("channel", "delta output, packed")

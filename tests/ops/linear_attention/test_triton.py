@@ -22,6 +22,7 @@ from cases import (
     relative_error,
     run,
 )
+from fulmen.lab.tolerances import LARGE, STATE
 from fulmen.runtime.architectures import ARCHITECTURES, interpreted, pretend
 
 WALK_TILES = "FULMEN_WALK_TILES"
@@ -161,6 +162,22 @@ def test_float16_states_and_scores_beyond_its_range():
 def test_extreme_decays(decays, values):
     case = RAGGED.of(decays=decays, values=values, batch=1)
     assert_close(run(case, backend="triton"), exact(case))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_chunk_that_decays_too_much_for_one_product(dtype):
+    """Its pairs are found by another kernel than those of the chunks around it."""
+    case = RAGGED.of(decays="channel", dtype=dtype, length=160, batch=1, heads=(1, 1, 1))
+    given = {name: x.detach() for name, x in inputs(case).items()}
+    given["log_decay"] = given["log_decay"] / 8
+    given["log_decay"][:, 70:75, :, 3] = -40.0
+    output, state = fulmen.linear_attention(**given, scale=case.scale, return_state=True, backend="triton")
+    expected = fulmen.linear_attention(
+        **{name: x.double() for name, x in given.items()}, scale=case.scale, return_state=True, backend="reference"
+    )
+    bounds = (LARGE.norm, STATE.norm) if dtype == torch.bfloat16 else (TOLERANCE[dtype],) * 2
+    for got, want, bound in zip((output, state), expected, bounds, strict=True):
+        assert (got.double() - want).norm() <= bound * want.norm()
 
 
 def test_a_forgotten_state_has_no_gradient():

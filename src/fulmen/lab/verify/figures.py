@@ -51,10 +51,12 @@ def size_of(target: Target) -> Size:
     return Size(1, 512 if target.quick else 8192, 4, 128)
 
 
-def allowed_workspace(target: Target, mode: str) -> int:
-    """On a GPU 64 MiB forward and 128 MiB backward; per thread of a CPU 1 MiB and 8 MiB."""
+def allowed_workspace(target: Target, mode: str, decays: str) -> int:
+    """On a GPU 64 MiB forward and 128 MiB backward, and with a decay per channel of the keys what is prepared of q and
+    k; per thread of a CPU 1 MiB and 8 MiB."""
     if target.backend == "triton":
-        return (64 if mode == "forward" else 128) << 20
+        prepared = 3 * 2 * prod(size_of(target)) if decays == "channel" else 0
+        return ((64 if mode == "forward" else 128) << 20) + prepared
     return torch.get_num_threads() * (1 if mode == "forward" else 8) << 20
 
 
@@ -86,12 +88,12 @@ def workspaces(target: Target) -> Iterator[Workspace]:
 
         with torch.no_grad():
             used = memory_use(forward, target.device)
-        yield Workspace(decays, "forward", used.peak - used.held, allowed_workspace(target, "forward"))
+        yield Workspace(decays, "forward", used.peak - used.held, allowed_workspace(target, "forward", decays))
         output, leaves = forward(), list(call.values())
         gradient = torch.ones_like(output)
         # Called before the loop goes on.
         used = memory_use(lambda: torch.autograd.grad(output, leaves, gradient), target.device)  # noqa: B023
-        yield Workspace(decays, "backward", used.peak - used.held, allowed_workspace(target, "backward"))
+        yield Workspace(decays, "backward", used.peak - used.held, allowed_workspace(target, "backward", decays))
 
 
 def times(target: Target, seconds: float) -> dict[str, Timing]:

@@ -48,10 +48,21 @@ def _scan(a: Arguments) -> int:
 def _walk(a: Arguments) -> int:
     """One launch may walk some of the segments."""
     tiles = ceil(a["write_size"] / a["W"])
-    total = tiles * (_rows(a, "x", "y") + _scalar_decay(a)) + _rows(a, "z", "result", "m")
+    total = tiles * (_rows(a, "x", "y", "scores") + _scalar_decay(a) + bytes_of(a["totals"]))
+    total += _rows(a, "z", "result", "m")
     total += _states(a, a["read_size"], a["write_size"], "entering", "leaving", "boundaries")
     total += sum(bytes_of(a[name]) for name in ("sums", "crossing"))
     return total * a["walked"] // a["segments"]
+
+
+def _prepare(a: Arguments) -> int:
+    of_chunks = sum(bytes_of(a[name]) for name in ("totals", "reach"))
+    return _rows(a, "q", "k", "decay", "q_in", "k_out", "scores") + of_chunks
+
+
+def _merge_blocks(a: Arguments) -> int:
+    """Where no chunk needs it."""
+    return bytes_of(a["reach"])
 
 
 def _sum_decay_gradient(a: Arguments) -> int:
@@ -89,6 +100,8 @@ def _recur(a: Arguments) -> int:
 BYTES: Counts = {
     "fulmen.ops.linear_attention.triton.scan.scan": _scan,
     "fulmen.ops.linear_attention.triton.walk.walk": _walk,
+    "fulmen.ops.linear_attention.triton.prepare.prepare": _prepare,
+    "fulmen.ops.linear_attention.triton.prepare.merge_blocks": _merge_blocks,
     "fulmen.ops.linear_attention.triton.walk.sum_decay_gradient": _sum_decay_gradient,
     "fulmen.ops.linear_attention.triton.states.summarise": _summarise,
     "fulmen.ops.linear_attention.triton.states.fold": _fold,

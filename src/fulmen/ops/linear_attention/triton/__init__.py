@@ -33,7 +33,7 @@ def forward(p: Attention, output: Tensor, state: Tensor | None) -> None:
     if p.schedule == "recurrent":
         run.recur(p.q, p.k, p.v, output, p.scale, p.initial_state, state)
         return
-    if run.of_scalars:
+    if run.of_scalars or run.of_keys:
         scalar.forward(run, p, output, state)
         return
     entering, leaving = p.initial_state, state
@@ -141,7 +141,9 @@ def backward_from_states(
         )  # fmt: skip
         sum_heads(dk, grads.k)
         del dk
-    if grads.v is not None or value.requested or leaving is not None:
+    if run.of_keys and do is not None:
+        scalar.walk_dv(run, p, do, entering, leaving, grads)
+    elif grads.v is not None or value.requested or leaving is not None:
         dv = per_head(grads.v, run.heads)
         run.scan(
             p.k, q, do, dv, walk="dv", scale=scale,

@@ -9,12 +9,21 @@ import torch
 import triton
 from torch import Tensor
 
-from fulmen.ops.chunks.decay_form import DecayForm
+from fulmen.ops.chunks.decay_form import DecayForm, Decays
 from fulmen.ops.linear_attention.problem import Attention, States
+from fulmen.ops.linear_attention.triton.prepare import merge_blocks, prepare
 from fulmen.ops.linear_attention.triton.recurrent import recur
 from fulmen.ops.linear_attention.triton.scan import scan
 from fulmen.ops.linear_attention.triton.states import fold, sum_segments, summarise
-from fulmen.ops.linear_attention.triton.tiles import fold_tile, recurrent_tile, scan_tile, sum_tile, walk_tile
+from fulmen.ops.linear_attention.triton.tiles import (
+    fold_tile,
+    merge_tile,
+    prepare_tile,
+    recurrent_tile,
+    scan_tile,
+    sum_tile,
+    walk_tile,
+)
 from fulmen.ops.linear_attention.triton.walk import sum_decay_gradient
 from fulmen.ops.linear_attention.triton.walk import walk as walk_kernel
 from fulmen.runtime.architectures import Architecture, architecture_of
@@ -36,6 +45,16 @@ class LogDecays(NamedTuple):
     scalar: Tokens | None
     key: Tokens | None
     value: Tokens | None
+
+
+class Rows(NamedTuple):
+    """What walks over the value axis read: q and k, or what :mod:`.prepare` made of them."""
+
+    q: Tensor
+    k: Tensor
+    scale: float
+    scores: Tensor | None = None  # [B, N, H, C]
+    totals: Tensor | None = None  # [B, chunks, H, D]
 
 
 @dataclass(frozen=True)
@@ -100,9 +119,47 @@ class Launcher:
         """Whether all channels of a token decay alike, so that :func:`walk` serves."""
         return self.decays.channel_axes == 0
 
+    @property
+    def of_keys(self) -> bool:
+        """Whether the channels of the keys decay, and only they, so that :func:`walk` serves with prepared rows."""
+        return decays_of_keys(self.decays)
+
     def walk_tile(self, writes: str, precise: bool = False) -> WalkTile:
         read, write = self.sizes(writes)
-        return walk_tile(self.architecture, read, write, self.walk_precision(precise), self.small)
+        precision = self.walk_precision(precise)
+        return walk_tile(self.architecture, read, write, precision, self.small, self.of_keys)
+
+    def prepare(self, p: Attention) -> Rows:
+        """What the walks over the value axis read."""
+        if not self.of_keys:
+            return Rows(p.q, p.k, p.scale)
+        batch, length = p.q.shape[:2]
+        chunk = self.walk_tile("value").chunk
+        packed = self.partition.cu_seqlens is not None
+        chunks = length // chunk + self.sequences if packed else triton.cdiv(length, chunk)
+        kept = torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32
+        q_in, k_out, scores = (
+            p.q.new_empty(batch, length, self.heads, size, dtype=kept) for size in (self.key_size, self.key_size, chunk)
+        )
+        totals = p.q.new_empty(batch, chunks, self.heads, self.key_size, dtype=torch.float32)
+        reach = p.q.new_empty(batch, chunks, self.heads, dtype=torch.float32)
+        programs = batch * chunks * self.heads
+        if programs > 0:
+            given = self.tokens(p.q), self.tokens(p.k), self.logs.key
+            found = self.tokens(q_in), self.tokens(k_out), self.tokens(scores)
+            sizes = *self.partition[:2], chunks, self.sequences, self.heads, p.scale
+            precision = self.precision("two terms")
+            tile = prepare_tile(self.architecture, chunk, self.key_size)
+            prepare[(programs,)](
+                *given, *found, self.tokens(totals), self.tokens(reach), *sizes,
+                C=chunk, D=padded(self.key_size), K=tile.width, PRECISION=precision, **tile.options,
+            )  # fmt: skip
+            tile = merge_tile(self.architecture, chunk, self.key_size)
+            merge_blocks[(programs,)](
+                *given, *found, self.tokens(reach), *sizes,
+                C=chunk, K=tile.width, LEVELS=chunk.bit_length() - 1, PRECISION=precision, **tile.options,
+            )  # fmt: skip
+        return Rows(q_in, k_out, 1.0, scores, totals)
 
     def walk(
         self,
@@ -115,6 +172,8 @@ class Launcher:
         scale: float,
         entering: Tensor | None,
         leaving: Tensor | None = None,
+        scores: Tensor | None = None,
+        totals: Tensor | None = None,
         row_sums: RowSums | None = None,
         precise: bool = False,
         one_by_one: bool = False,
@@ -137,6 +196,7 @@ class Launcher:
         for first in reversed(firsts) if walk in BACKWARD else firsts:
             walk_kernel[(programs,)](
                 self.tokens(x), self.tokens(y), self.tokens(z), self.tokens(result), self.logs.scalar,
+                self.tokens(scores), self.tokens(totals),
                 self.states(operands.readable_state(entering), transposed), self.states(leaving, transposed),
                 *self.row_sums(row_sums, transposed), first, walked,
                 *self.partition, self.heads, read_size, write_size, scale,
@@ -152,7 +212,7 @@ class Launcher:
         tokens, and every token's error with it as often as there are tokens before it."""
         if precise:
             return self.precision("two terms" if self.per_token else "three terms")
-        return precision_of(self.dtype, self.architecture)
+        return precision_of(self.dtype, self.architecture, self.of_keys)
 
     def row_sums(self, row_sums: RowSums | None, transposed: bool) -> tuple[Any, Any, Any, Any]:
         if row_sums is None:
@@ -314,9 +374,16 @@ class Launcher:
         return None if x is None else operands.states(x, transposed)
 
 
-def precision_of(dtype: torch.dtype, architecture: Architecture) -> str:
-    """How walks compute the products of results that are rounded to ``dtype``: no better than the inputs are."""
-    return {torch.bfloat16: "one term", torch.float16: "two terms"}.get(dtype, architecture.single)
+def precision_of(dtype: torch.dtype, architecture: Architecture, prepared: bool = False) -> str:
+    """How walks compute the products of results that are rounded to ``dtype``: no better than the inputs are.
+    Where rows were rounded when they were prepared, the state that they read is not rounded as much."""
+    terms = ("one term", "two terms", "three terms")[prepared:]
+    return dict(zip((torch.bfloat16, torch.float16), terms, strict=False)).get(dtype, architecture.single)
+
+
+def decays_of_keys(decays: Decays) -> bool:
+    """Whether they are per channel, of the keys' axis alone."""
+    return decays.key.by_channel and decays.channel_axes == 1
 
 
 def numbers(x: Tensor | None) -> Tokens | None:
@@ -364,8 +431,9 @@ def partition_attention(p: Attention, schedule: str, longest: int | None = None)
 def programs_of(p: Attention, architecture: Architecture) -> tuple[int, int]:
     """Of a walk with one segment: how many there are, and how many a multiprocessor holds at once."""
     sizes, heads = (p.q.shape[3], p.v.shape[3]), p.state_shape[0] * p.heads
-    if p.decays.channel_axes:
+    of_keys = decays_of_keys(p.decays)
+    if p.decays.channel_axes and not of_keys:
         of_scan = scan_tile(architecture, *sizes, p.q.dtype, p.decays, gradient=False, small=False)
         return heads * triton.cdiv(sizes[1], of_scan.width), 2
-    tile = walk_tile(architecture, *sizes, precision_of(p.q.dtype, architecture), small=False)
+    tile = walk_tile(architecture, *sizes, precision_of(p.q.dtype, architecture, of_keys), False, of_keys)
     return heads * triton.cdiv(sizes[1], tile.width), tile.resident

@@ -1,4 +1,5 @@
-"""Linear attention where all channels of a token decay alike, or nothing decays: as walks of :mod:`.walk`."""
+"""Linear attention where all channels of a token decay alike, or nothing decays: as walks of :mod:`.walk`. What
+writes the value axis, output and dv, also where the keys' channels decay each by itself."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from torch import Tensor
 from fulmen.ops.linear_attention.problem import Attention, Gradients, States
 from fulmen.ops.linear_attention.triton.boundaries import fill_boundary, new_boundaries, per_head, sum_heads
 from fulmen.ops.linear_attention.triton.decay_gradients import ScalarDecayGradient
-from fulmen.ops.linear_attention.triton.launch import Launcher, partition_attention
+from fulmen.ops.linear_attention.triton.launch import Launcher, Rows, partition_attention
 
 # The gradient of a decay starts again with every segment (:func:`.walk.sum_decay_gradient`), so that rounding does not
 # add up.
@@ -16,14 +17,14 @@ LONGEST_SEGMENT = 2048
 
 
 def forward(run: Launcher, p: Attention, output: Tensor, state: Tensor | None) -> None:
-    entering, leaving = p.initial_state, state
+    entering, leaving, rows = p.initial_state, state, run.prepare(p)
     if run.partition.segments > 1:
-        entering, leaving = state_boundaries(run, p, precise=False), None
+        entering, leaving = state_boundaries(run, p, rows, precise=False), None
         if state is not None:
             state.copy_(entering[:, :, -1])
     run.walk(
-        p.q, p.k, p.v, output,
-        walk="output", scale=p.scale, entering=entering, leaving=leaving,
+        rows.q, rows.k, p.v, output, walk="output", scale=rows.scale, entering=entering, leaving=leaving,
+        scores=rows.scores, totals=rows.totals,
     )  # fmt: skip
 
 
@@ -73,10 +74,10 @@ def walk_forward(
     if do is None:
         if grads.q is not None:
             grads.q.zero_()
-        return state_boundaries(run, p, precise=True) if decay.requested else None
+        return state_boundaries(run, p, run.prepare(p), precise=True) if decay.requested else None
     entering, leaving, boundaries = p.initial_state, None, None
     if at_once:
-        entering = boundaries = state_boundaries(run, p, precise=decay.requested)
+        entering = boundaries = state_boundaries(run, p, run.prepare(p), precise=decay.requested)
     elif decay.requested:
         entering = leaving = boundaries = new_boundaries(run, p)
         fill_boundary(boundaries[:, :, 0], p.initial_state)
@@ -123,8 +124,14 @@ def walk_dv(
     if grads.v is None and leaving is None:
         return
     dv = per_head(grads.v, run.heads)
-    q, scale = q_and_scale(p, do)
-    run.walk(p.k, q, do, dv, walk="dv", scale=scale, entering=entering, leaving=leaving)
+    if isinstance(p, Attention) and do is not None:
+        rows = run.prepare(p)
+        run.walk(
+            rows.k, rows.q, do, dv, walk="dv", scale=rows.scale, entering=entering, leaving=leaving,
+            scores=rows.scores, totals=rows.totals,
+        )  # fmt: skip
+    else:
+        run.walk(p.k, None, None, dv, walk="dv", scale=1.0, entering=entering, leaving=leaving)
     sum_heads(dv, grads.v)
 
 
@@ -133,13 +140,13 @@ def q_and_scale(p: Attention | States, do: Tensor | None) -> tuple[Tensor | None
     return (p.q, p.scale) if isinstance(p, Attention) and do is not None else (None, 1.0)
 
 
-def state_boundaries(run: Launcher, p: Attention, precise: bool) -> Tensor:
+def state_boundaries(run: Launcher, p: Attention, rows: Rows, precise: bool) -> Tensor:
     """The states at the boundaries of all segments, ``[sequences, H, segments + 1, D, E]``."""
     boundaries = new_boundaries(run, p)
     fill_boundary(boundaries[:, :, 0], p.initial_state)
     run.walk(
-        None, p.k, p.v, None,
-        walk="summary", scale=1.0, entering=None, leaving=boundaries, precise=precise,
+        None, rows.k, p.v, None, walk="summary", scale=1.0, entering=None, leaving=boundaries,
+        totals=rows.totals, precise=precise,
     )  # fmt: skip
     run.fold(boundaries)
     return boundaries

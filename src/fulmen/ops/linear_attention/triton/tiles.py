@@ -57,19 +57,21 @@ _TABLE = {
     # Of 240 to 255 registers for decays of both axes, 253 spill nothing.
     "sm_100": _NVIDIA | _FREE | {(2, True): _NARROW | {64: Tile(16, 32, 4, 4, 253)}},
 }
-# Of walks where all channels decay alike, by how products are computed, for up to 128 channels that are read. By the
+# Of walks (scans serve what they do not), by how products are computed, for up to 128 channels that are read. By the
 # cost model (docs/gpu.md), on the size of the published tables: of the chunks, widths, warps and registers that were
 # tried, those that take the least time, spilling or not. Half of a 128 x 128 state, in 4 warps, leaves room for three
 # programs on a multiprocessor of an A100 and for two on an H100's, where products of 64 rows go to the faster tensor
 # instructions. sm_120 has the instructions of sm_80, sm_100 those that need 64 rows; AMD's were only compiled.
 _AMPERE = {
     "one term": WalkTile(32, 64, 4, 2, 168, True, 3),
+    "prepared": WalkTile(32, 64, 4, 2, 168, True, 3),
     "two terms": WalkTile(16, 64, 4, 2, 168, True, 3),
     "three terms": WalkTile(16, 64, 4, 2, 168, True, 3),
     "float32": WalkTile(16, 64, 4, 2, 255, True, 2),
 }
 _HOPPER = {
     "one term": WalkTile(64, 64, 4, 2, 255, False, 2),
+    "prepared": WalkTile(64, 64, 4, 2, 255, False, 2),
     "two terms": WalkTile(64, 64, 4, 2, 255, False, 2),
     "three terms": WalkTile(32, 64, 4, 2, 255, False, 2),
     "float32": WalkTile(16, 64, 4, 2, 255, True, 2),
@@ -78,8 +80,9 @@ _WALKS = {
     "sm_80": _AMPERE,
     "sm_90": _HOPPER,
     # Without the pattern that was reported to fail on Hopper with Triton 3.7.1: chunks of 64, 4 warps, wgmma.
-    "sm_90_short": _HOPPER | dict.fromkeys(("one term", "two terms"), _HOPPER["three terms"]),
-    "sm_100": _HOPPER,
+    "sm_90_short": _HOPPER | dict.fromkeys(("one term", "two terms", "prepared"), _HOPPER["three terms"]),
+    # Triton 3.7.1 compiles the merging of blocks to nothing there where a product has 64 rows.
+    "sm_100": _HOPPER | {"prepared": _HOPPER["three terms"]},
     "sm_120": _AMPERE,
     "gfx942": {name: tile._replace(registers=None, resident=2) for name, tile in _AMPERE.items()},
     "gfx950": {name: tile._replace(registers=None, resident=2) for name, tile in _AMPERE.items()},
@@ -110,16 +113,21 @@ def scan_tile(
     return tile._replace(width=width, slices=min(tile.slices, padded(read) // 16))
 
 
-def walk_tile(architecture: Architecture, read: int, write: int, precision: str, small: bool) -> WalkTile:
-    """For a walk over chunks where all channels of a token decay alike.
+def walk_tile(
+    architecture: Architecture, read: int, write: int, precision: str, small: bool, prepared: bool = False
+) -> WalkTile:
+    """For a walk over chunks.
 
     Args:
         read: channels of the axis that is summed over; write: of the other one.
         precision: of products (:mod:`fulmen.triton_common.products`).
         small: for the "recompute" schedule.
+        prepared: whether rows and scores of a decay per channel were.
     """
     tiles = _WALKS[_line_of(architecture)]
     tile = tiles.get(precision, tiles["float32"])
+    if prepared and precision == "two terms":
+        tile = tiles["prepared"]
     width = max(tile.width * 128 // max(padded(read), 128), 16)  # the state is as large for more channels
     if small:
         tile, width = tile._replace(chunk=16), min(width, _SMALL_WIDTH)
@@ -136,6 +144,17 @@ def _line_of(architecture: Architecture) -> str:
     if wanted not in _WALKS:
         raise ValueError(f"{WALK_TILES} must be one of {', '.join(_WALKS)}; got {wanted!r}")
     return wanted if wanted.startswith(architecture.name) else architecture.name
+
+
+def prepare_tile(architecture: Architecture, chunk: int, read: int) -> Tile:
+    """For what walks read where every channel decays: ``width`` channels at once. Products that depend on each other
+    have their rows on different warps, 16 on each, and where there are fewer rows warps repeat each other's work."""
+    return Tile(chunk, min(padded(read), 64), chunk // 16, 1, 255 if architecture.backend == "cuda" else None)
+
+
+def merge_tile(architecture: Architecture, chunk: int, read: int) -> Tile:
+    """For chunks that decay too much. Mostly there are none and programs only look, so as many as fit at once."""
+    return Tile(chunk, min(padded(read), 32), 4, 1, 128 if architecture.backend == "cuda" else None)
 
 
 def fold_tile() -> Tile:

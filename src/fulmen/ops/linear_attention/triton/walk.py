@@ -1,4 +1,5 @@
-"""The kernel that walks the chunks of a segment where all channels of a token share one decay, or nothing decays.
+"""The kernel that walks the chunks of a segment, where all channels of a token share one decay or nothing decays, and
+for output and dv also where the keys' channels each have one.
 
     S ← e^total S + Σ_j e^leave_j y_j z_jᵀ             the state [R, W], over the chunks of the segment
     r_i = e^enter_i x_i S + Σ_j e^between_ij (x_i · y_j) z_j     what the tokens of a chunk get
@@ -11,6 +12,9 @@ How it is written is what the cost model asks for (docs/gpu.md): all loads stand
 next chunk's are under way while this one is worked on; the scale goes into weights that are there anyway; and
 ``MIRRORED`` computes the transpose of everything. The state is then the left factor of its product with the rows, which
 on NVIDIA's before Hopper stays in registers, where the right one goes through shared memory.
+
+With a decay per channel of the keys, x and y are the rows that :mod:`.prepare` weighed, e^enter and e^leave are in
+them, the pairs e^between_ij (x_i · y_j) are there already, and e^total is a number for each row of the state.
 
 The gradient of the decay needs the walks that write the key axis, dq and dk, with m = q and m = k. They leave the sums
 m_i · r_i of each token behind, without the pair of the token with itself, which does not decay; and the walk backward
@@ -34,14 +38,23 @@ from fulmen.triton_common.mirrored import (
     times,
 )
 from fulmen.triton_common.naming import Compiled, named
-from fulmen.triton_common.operands import PARTITION_NUMBERS, Partition, load_rows, place, row_of, store_rows
+from fulmen.triton_common.operands import (
+    PARTITION_NUMBERS,
+    Partition,
+    chunk_index,
+    load_row,
+    load_rows,
+    place,
+    row_of,
+    store_rows,
+)
 from fulmen.triton_common.products import ONE_TERM, THREE_TERMS
 
 NOTHING = tl.constexpr(-24.0 * 0.6931471805599453)  # e^NOTHING is 2^-24: beside 1, nothing in float32
 
 
 def words(walk: Compiled) -> tuple[str, ...]:
-    form = decays(walk.has("decay") and not walk["PER_TOKEN"], walk["PER_TOKEN"], False, False)
+    form = decays(walk.has("decay") and not walk["PER_TOKEN"], walk["PER_TOKEN"], walk.has("totals"), False)
     return walk["WALK"], form, "and_gradient" if walk.has("m") else ""
 
 
@@ -52,7 +65,8 @@ def words(walk: Compiled) -> tuple[str, ...]:
 )
 def walk(
     x, y, z, result,  # Tokens or None
-    decay,  # Tokens; None: nothing decays
+    decay,  # Tokens; None: nothing decays, or what was prepared has it
+    scores, totals,  # Tokens or None: pairs of a chunk, and what its tokens leave of the state (:mod:`.prepare`)
     entering, leaving,  # States by boundary; None: zeros enter, what leaves is not stored
     m, sums, crossing, boundaries,  # for the gradient of the decay; boundaries: the states, where S is their gradient
     first_segment, walked,  # the segments of this launch
@@ -65,7 +79,7 @@ def walk(
     program = tl.program_id(0)
     tile, head = program % tiles, program // tiles % heads
     segment, sequence = first_segment + program // (tiles * heads) % walked, program // (tiles * heads * walked)
-    batch, _, first, last = place(partition, sequence, segment)
+    batch, start, first, last = place(partition, sequence, segment)
     reads, writes = tl.arange(0, R), tile * W + tl.arange(0, W)
     BACKWARD: tl.constexpr = WALK == "dk" or WALK == "dv" or WALK == "summary_backward"  # in time
     # What a token gives to itself is no part of the decay's gradient, and need be no better than the other results.
@@ -103,6 +117,15 @@ def walk(
             z_rows = oriented(load_rows(z, batch, t, head, rows, valid, writes, WHOLE), MIRRORED)
         if m is not None:
             m_rows = oriented(load_rows(m, batch, t, head, rows, valid, writes, WHOLE), MIRRORED)
+        if scores is not None:
+            # A row of them has what its token reads; backward in time, what reads it. Loaded as its transpose, not
+            # transposed: on Ampere the compiler else gives the state two layouts, and moves it between them.
+            TRANSPOSED: tl.constexpr = MIRRORED != BACKWARD
+            of_row, of_column = by_row(rows, TRANSPOSED), by_column(rows, TRANSPOSED)
+            pointers = row_of(scores, batch, t, head) + of_row * scores.token + of_column
+            pairs = tl.load(pointers, mask=of_row < valid, other=0.0)
+        if totals is not None:
+            left = load_row(totals, batch, chunk_index(partition, sequence, start, t, C), head, reads)
         i, j = by_row(rows, MIRRORED), by_column(rows, MIRRORED)
 
         # Weights: of each token from where the state enters and to where it leaves the chunk, and of pairs.
@@ -113,18 +136,21 @@ def walk(
             )
             enter, leave = by_row(tl.exp2(enter), MIRRORED), by_row(tl.exp2(leave), MIRRORED)
             of_pairs = tl.exp2(of_pairs)
-        if BACKWARD:
-            leave = weigh(scale, leave)
-        else:
-            enter = weigh(scale, enter)
+        if totals is None:  # else the scale is in what was prepared
+            if BACKWARD:
+                leave = weigh(scale, leave)
+            else:
+                enter = weigh(scale, enter)
 
         # What the state gives to the tokens; what they leave of it and add to it.
         if x is not None:
             values = weigh(times(x_rows, state, MIRRORED, PRECISION), enter)
-            if y is not None:
+            if y is not None and scores is None:
                 pairs = scale * weigh(times(x_rows, tl.trans(y_rows), MIRRORED, PRECISION), of_pairs)
         if decay is not None:
             state *= tl.exp2(total)
+        if totals is not None:
+            state *= by_row(left, MIRRORED)
         if y is not None:
             added = z_rows if leave is None else z_rows.to(tl.float32) * leave
             state += times(tl.trans(y_rows), added, MIRRORED, ADDED)
@@ -132,7 +158,9 @@ def walk(
         # What they give to each other, and each to itself.
         if x is not None:
             if y is not None:
-                if m is None:
+                if scores is not None:
+                    others = pairs
+                elif m is None:
                     others = tl.where(i <= j if BACKWARD else i >= j, pairs, 0.0)
                 else:
                     others = tl.where(i < j if BACKWARD else i > j, pairs, 0.0)
