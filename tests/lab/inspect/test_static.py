@@ -186,3 +186,19 @@ def test_an_unknown_kernel_is_answered_with_those_there_are(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["inspect", "--arch", "sm_80", "--decay", "none", "--kernel", "nope"])
     assert re.search("no kernel of these decays has 'nope' in its name; there are .*tpa merge", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
+def test_merging_blocks_is_not_compiled_to_nothing(arch, tmp_path, monkeypatch):
+    """As Triton 3.7.1 does on sm_100 where a product of it has 64 rows."""
+    from fulmen.lab.inspect.compilation import resources
+    from fulmen.lab.inspect.dry_run import dry_run
+    from fulmen.lab.operators.linear_attention.workloads import attention
+    from fulmen.ops.linear_attention import triton
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    with dry_run(ARCHITECTURES[arch]) as (launches, _):
+        p = attention(Decays.named("channel"), torch.bfloat16, 128, 128)
+        triton.forward(p, torch.empty(p.output_shape, dtype=torch.bfloat16), None)
+    merge = next(launch for launch in launches if launch.kernel == "merge_blocks")
+    assert resources(merge, ARCHITECTURES[arch]).tensor_core_ops > 0
