@@ -49,5 +49,6 @@ def test_the_figure_says_what_the_rest_is():
 
 
 def test_figures_that_there_are_not(capsys):
-    assert main(["limits", "layer"]) != 0
+    with pytest.raises(SystemExit, match="2"):
+        main(["limits", "layer"])
     assert "no figures of layer; there are" in capsys.readouterr().err
