@@ -78,7 +78,7 @@ def failing_call(group):
             raise ArithmeticError("of the unforeseen")
         return fd.Call({}, N, False)
 
-    fd.Agreement("linear_attention", fd.Ranks(group), torch.zeros(1), described).lengths  # noqa: B018
+    fd.Agreement("linear_attention", fd.Ranks(group), torch.zeros(1), described).lengths  # noqa: B018  (reading it is the exchange)
 
 
 def test_whatever_one_rank_raises_the_others_learn(crew):
