@@ -1,6 +1,8 @@
 // The workspace, piece by piece.
 #pragma once
 
+#include <new>
+
 #include "fulmen.h"
 #include "panels.h"
 
@@ -25,6 +27,12 @@ public:
     // Of floats, or of pairs, which are as large.
     template <class Element = float> PanelsOf<Element> panels(int64_t rows, int64_t columns) {
         return {(Element *)floats(panels_size(rows, columns)), panel_stride(rows)};
+    }
+    // An object with pieces of its own.
+    template <class T, class... Arguments> T *place(const Arguments &...arguments) {
+        void *const at = floats((sizeof(T) + 3) / 4);
+        const T object(*this, arguments...);
+        return at ? new (at) T(object) : nullptr;
     }
     int64_t bytes() const { return used; }
 

@@ -78,14 +78,13 @@ public:
     }
 
     AxisGradient key_gradient;
-    Panels grad_state;
+    Panels grad_state = {};  // the head's own, from segment to segment
     DeltaHeadGradients out = {};
 
 private:
     DeltaBackwardWorker(Arena &arena, const fulmen_delta_rule_problem &delta, const fulmen_problem &p, bool wants_decay)
         : DeltaWorker<float>(arena, delta, p.value_size),
           key_gradient(arena, p.decay_form, p.key_size, wants_decay),
-          grad_state(arena.panels(p.key_size, p.value_size)),
           q(arena.panels(kChunk, p.key_size)),
           g(arena.panels(kChunk, p.value_size)),
           earlier_k(arena.panels(kChunk, p.key_size)),

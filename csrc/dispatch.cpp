@@ -123,6 +123,9 @@ void expect_results(const fulmen_causal_conv1d_backward_call &call) {
     const fulmen_causal_conv1d_problem &p = call.problem;
     prefer_huge_pages(call.dx, p.batch, p.tokens, p.channels, 1);
 }
+void expect_results(const fulmen_rms_norm_call &call) {
+    prefer_huge_pages(call.output, call.batch, call.tokens, call.heads, call.size);
+}
 
 // They write little.
 void expect_results(const fulmen_causal_conv1d_step_call &) {}

@@ -25,7 +25,7 @@
 extern "C" {
 #endif
 
-#define FULMEN_VERSION 5
+#define FULMEN_VERSION 6
 #define FULMEN_MAX_SIZE 512 /* D and E run from 1 to this */
 #define FULMEN_MAX_WIDTH 64 /* as does K, the width of a convolution, to this */
 #define FULMEN_EPSILON 1e-6f
@@ -282,8 +282,9 @@ typedef struct {
  *     y_t = activation(bias + sum over j of weight_j u_{t-K+1+j})        u: the initial state, then x
  *
  * All tensors are [B, tokens, C] of any strides, where stride_head leads to the next channel; those with tokens or with
- * channels dense are fast. A state is the last W inputs, oldest first, so a tensor with W tokens. */
-enum fulmen_activation { FULMEN_IDENTITY = 0, FULMEN_SILU = 1 };
+ * channels dense are fast. A state is the last W inputs, oldest first, so a tensor with W tokens. The activation is
+ * IDENTITY or SILU. */
+enum fulmen_activation { FULMEN_IDENTITY = 0, FULMEN_SILU = 1, FULMEN_SIGMOID = 2 };
 
 typedef struct {
     fulmen_header header;
@@ -329,6 +330,27 @@ typedef struct {
     fulmen_tensor output; /* x's dtype or float32 */
 } fulmen_causal_conv1d_step_call;
 
+/* RMSNorm of each row, with the weights of its head:
+ *
+ *     y = weight n act(gate)      n = x / sqrt(mean of x^2 + epsilon)      or n of x act(gate), without the last factor
+ *
+ * Needs no workspace. */
+typedef struct {
+    fulmen_header header;
+    int64_t batch;
+    int64_t tokens;
+    int64_t heads;
+    int64_t size;       /* of a row, at least 1 */
+    int64_t activation; /* of the gate: SILU or SIGMOID */
+    int64_t gate_first; /* nonzero: what is normalised is x act(gate) */
+    double epsilon;
+    fulmen_tensor x;      /* [B, N, H, size] */
+    fulmen_tensor gate;   /* optional, x's dtype */
+    fulmen_tensor weight; /* [1, 1, H, size], x's dtype or float32 */
+    fulmen_tensor output; /* x's dtype */
+    float *rates;         /* optional, [B, N, H], dense: what each row was multiplied by */
+} fulmen_rms_norm_call;
+
 /* Every call: fulmen_<name> takes a fulmen_<name>_call. */
 #define FULMEN_CALLS(CALL)       \
     CALL(attention_forward)      \
@@ -344,7 +366,8 @@ typedef struct {
     CALL(output_gate_backward)   \
     CALL(causal_conv1d_forward)  \
     CALL(causal_conv1d_backward) \
-    CALL(causal_conv1d_step)
+    CALL(causal_conv1d_step)     \
+    CALL(rms_norm)
 
 #define FULMEN_DECLARE(name) FULMEN_API int64_t fulmen_##name(const fulmen_##name##_call *call);
 FULMEN_CALLS(FULMEN_DECLARE)

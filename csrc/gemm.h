@@ -83,42 +83,56 @@ template <class Left, class Right = PanelOf<typename Left::Element>, class Meanw
     Meanwhile meanwhile = {};
 };
 
+// The same of one block of depth, for a tile that starts from nothing: the first terms need no sum to be added to.
+template <class Left> struct FirstBlock {
+    Left left;
+    PanelOf<typename Left::Element> right;
+};
+
 // Between two products: weighs each row of the sum so far.
 struct RowWeights {
     const float *weights;
 };
 
-// What a tile starts from.
+// What a tile starts from, and what is done to it before it is stored.
 struct Zero {
-    template <int Rows, int Vecs> FULMEN_MEMBER void begin(Vec (&acc)[Rows][Vecs], const float *, int64_t, int) const {
+    template <int Rows, int Vecs> FULMEN_MEMBER void begin(Vec (&acc)[Rows][Vecs], const float *) const {
 #pragma GCC unroll 16
         for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
             for (int v = 0; v < Vecs; ++v) acc[r][v] = Vec{};
     }
+    template <class Tile> FULMEN_MEMBER void end(Tile &, const float *, int64_t, int) const {}
 };
 struct Add {
-    template <int Rows, int Vecs> FULMEN_MEMBER void begin(Vec (&acc)[Rows][Vecs], const float *c, int64_t, int) const {
+    template <int Rows, int Vecs> FULMEN_MEMBER void begin(Vec (&acc)[Rows][Vecs], const float *c) const {
 #pragma GCC unroll 16
         for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
             for (int v = 0; v < Vecs; ++v) acc[r][v] = load(c + r * kPanel + v * kLanes);
     }
+    template <class Tile> FULMEN_MEMBER void end(Tile &, const float *, int64_t, int) const {}
 };
+// Adds what c was, weighed. Last: a large c is rounded once, and not with every term of a product.
 struct Scale {
     const float *row_weights;     // one per row
     const float *column_weights;  // one per column of this panel, or null
+    template <class Tile> FULMEN_MEMBER void begin(Tile &acc, const float *c) const { Zero{}.begin(acc, c); }
     template <int Rows, int Vecs>
-    FULMEN_MEMBER void begin(Vec (&acc)[Rows][Vecs], const float *c, int64_t row, int column) const {
-#pragma GCC unroll 16
-        for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 4
-            for (int v = 0; v < Vecs; ++v) acc[r][v] = load(c + r * kPanel + v * kLanes) * row_weights[row + r];
+    FULMEN_MEMBER void end(Vec (&acc)[Rows][Vecs], const float *c, int64_t row, int column) const {
+        // No product is common to both cases: GCC would compute it before, and not contract it with the sum.
         if (column_weights)
 #pragma GCC unroll 16
             for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
-                for (int v = 0; v < Vecs; ++v) acc[r][v] *= load(column_weights + column + v * kLanes);
+                for (int v = 0; v < Vecs; ++v)
+                    acc[r][v] += load(c + r * kPanel + v * kLanes) * load(column_weights + column + v * kLanes) *
+                                 row_weights[row + r];
+        else
+#pragma GCC unroll 16
+            for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+                for (int v = 0; v < Vecs; ++v) acc[r][v] += load(c + r * kPanel + v * kLanes) * row_weights[row + r];
     }
 };
 
@@ -126,20 +140,17 @@ struct Scale {
 struct ScaleAndRound : Scale {
     Pair *rounded;
     ScaleAndRound(Scale scale, Pair *rounded) : Scale(scale), rounded(rounded) {}
-};
-
-// What becomes of a tile beside its being stored.
-template <class Start, int Rows, int Vecs>
-FULMEN_INLINE void finish(const Start &, const Vec (&)[Rows][Vecs], int64_t, int) {}
-template <int Rows, int Vecs>
-FULMEN_INLINE void finish(const ScaleAndRound &start, const Vec (&acc)[Rows][Vecs], int64_t row, int column) {
-    static_assert(Rows % 2 == 0, "a pair may not be split between tiles");
+    template <int Rows, int Vecs>
+    FULMEN_MEMBER void end(Vec (&acc)[Rows][Vecs], const float *c, int64_t row, int column) const {
+        static_assert(Rows % 2 == 0, "a pair may not be split between tiles");
+        Scale::end(acc, c, row, column);
 #pragma GCC unroll 16
-    for (int r = 0; r < Rows; r += 2)
+        for (int r = 0; r < Rows; r += 2)
 #pragma GCC unroll 4
-        for (int v = 0; v < Vecs; ++v)
-            store(start.rounded + (row + r) / 2 * kPanel + column + v * kLanes, lane_pairs(acc[r][v], acc[r + 1][v]));
-}
+            for (int v = 0; v < Vecs; ++v)
+                store(rounded + (row + r) / 2 * kPanel + column + v * kLanes, lane_pairs(acc[r][v], acc[r + 1][v]));
+    }
+};
 
 template <int Row, int Column, int Rows, int Vecs>
 FULMEN_INLINE void accumulate(Vec (&acc)[Rows][Vecs], int64_t block, const RowWeights &rows) {
@@ -149,26 +160,38 @@ FULMEN_INLINE void accumulate(Vec (&acc)[Rows][Vecs], int64_t block, const RowWe
         for (int v = 0; v < Vecs; ++v) acc[r][v] *= rows.weights[block * kPanel + Row + r];
 }
 
+// One block of depth, of the rows at a. `First`: in place of what acc holds.
+template <int Row, int Column, bool First, int Rows, int Vecs, class Left, class Right>
+FULMEN_INLINE void accumulate_block(Vec (&acc)[Rows][Vecs], const Left &left, const typename Left::Element *a,
+                                    Right &b) {
+#pragma GCC unroll 16
+    for (int k = 0; k < kDepth<typename Left::Element>; ++k) {
+        decltype(load(a)) right[Vecs];
+#pragma GCC unroll 4
+        for (int v = 0; v < Vecs; ++v) right[v] = load(b.data + Column + v * kLanes);
+        b.next_row();
+#pragma GCC unroll 16
+        for (int r = 0; r < Rows; ++r) {
+            const auto factor = broadcast(a[left.offset(Row + r, k)]);
+#pragma GCC unroll 4
+            for (int v = 0; v < Vecs; ++v)
+                acc[r][v] = First && k == 0 ? term(factor, right[v]) : multiply_add(factor, right[v], acc[r][v]);
+        }
+    }
+}
+
 template <int Row, int Column, int Rows, int Vecs, class Left, class... Parts>
 FULMEN_INLINE void accumulate(Vec (&acc)[Rows][Vecs], int64_t block, const Product<Left, Parts...> &product) {
     auto b = product.right;
     for (int64_t p = 0; p < product.depth; ++p) {
-        const auto *a = product.left.at(block, p);
         if (Row == 0 && Column == 0) product.meanwhile();
-#pragma GCC unroll 16
-        for (int k = 0; k < kDepth<typename Left::Element>; ++k) {
-            decltype(load(a)) right[Vecs];
-#pragma GCC unroll 4
-            for (int v = 0; v < Vecs; ++v) right[v] = load(b.data + Column + v * kLanes);
-            b.next_row();
-#pragma GCC unroll 16
-            for (int r = 0; r < Rows; ++r) {
-                const auto left = broadcast(a[product.left.offset(Row + r, k)]);
-#pragma GCC unroll 4
-                for (int v = 0; v < Vecs; ++v) acc[r][v] = multiply_add(left, right[v], acc[r][v]);
-            }
-        }
+        accumulate_block<Row, Column, false>(acc, product.left, product.left.at(block, p), b);
     }
+}
+template <int Row, int Column, int Rows, int Vecs, class Left>
+FULMEN_INLINE void accumulate(Vec (&acc)[Rows][Vecs], int64_t block, const FirstBlock<Left> &product) {
+    auto b = product.right;
+    accumulate_block<Row, Column, true>(acc, product.left, product.left.at(block, 0), b);
 }
 
 // Registers: AVX-512 and NEON have 32, the others 16.
@@ -187,13 +210,13 @@ FULMEN_INLINE void multiply_block(float *c, int64_t block, const Start &start, c
             constexpr int rows = Row + kTileRows <= kPanel ? kTileRows : kPanel - Row;
             Vec acc[rows][kTileVecs];
             float *tile = c + block * kBlock + Row * kPanel + Column;
-            start.begin(acc, tile, block * kPanel + Row, Column);
+            start.begin(acc, tile);
             (accumulate<Row, Column>(acc, block, products), ...);
+            start.end(acc, tile, block * kPanel + Row, Column);
 #pragma GCC unroll 16
             for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 4
                 for (int v = 0; v < kTileVecs; ++v) store(tile + r * kPanel + v * kLanes, acc[r][v]);
-            finish(start, acc, block * kPanel + Row, Column);
             multiply_block<Row + rows, Column>(c, block, start, products...);
         } else {
             multiply_block<0, Column + kTileVecs * kLanes>(c, block, start, products...);
@@ -214,13 +237,14 @@ void multiply(float *c, int64_t row_blocks, Start start, Products... products) {
 }
 
 // Each is some ten kilobytes of unrolled code, and most of what a compiler spends its time on: gemm.cpp has them all.
-#define FULMEN_PRODUCTS(KIND)                          \
-    KIND(Zero, Product<AsStored>)                      \
-    KIND(Zero, Product<AsStored>, Product<AsStored>)   \
-    KIND(Zero, Product<AsStored>, Product<Transposed>) \
-    KIND(Add, Product<AsStored>)                       \
-    KIND(Add, Product<Transposed>)                     \
-    KIND(Scale, Product<Transposed>)                   \
+#define FULMEN_PRODUCTS(KIND)                                      \
+    KIND(Zero, Product<AsStored>)                                  \
+    KIND(Zero, Product<AsStored>, Product<AsStored>)               \
+    KIND(Zero, Product<AsStored>, Product<Transposed>)             \
+    KIND(Zero, Product<AsStored>, RowWeights, Product<Transposed>) \
+    KIND(Add, Product<AsStored>)                                   \
+    KIND(Add, Product<Transposed>)                                 \
+    KIND(Scale, FirstBlock<Transposed>)                            \
     KIND(Scale, Product<Transposed>, Product<Transposed>)
 #if FULMEN_PAIRS
 typedef AsStoredOf<Pair> PairsAsStored;
@@ -231,8 +255,8 @@ typedef TransposedOf<Pair> PairsTransposed;
     KIND(Zero, Product<PairsAsStored>, RowWeights, Product<PairsTransposed>) \
     KIND(Add, Product<PairsAsStored>)                                        \
     KIND(Add, Product<PairsTransposed>)                                      \
-    KIND(Scale, Product<PairsTransposed>)                                    \
-    KIND(ScaleAndRound, Product<PairsTransposed>)
+    KIND(Scale, FirstBlock<PairsTransposed>)                                 \
+    KIND(ScaleAndRound, FirstBlock<PairsTransposed>)
 #else
 #define FULMEN_PAIR_PRODUCTS(KIND)
 #endif

@@ -29,16 +29,23 @@ FULMEN_INLINE HeadSlice head_slice(const fulmen_problem &p, const fulmen_tensor 
     return x;
 }
 
-// The worker has been started. Returns, as the next one does, whether a log-decay was above 0.
-template <class Worker> bool attend_whole(Worker &worker, const HeadSlice &x) {
-    const bool empty = !x.initial.present(), final = x.final.present();
-    if (!empty || final || x.sequence.tokens > kPanel)
+// Before and after a worker that has been started walks a whole head. The second returns, as the others do, whether a
+// log-decay was above 0.
+template <class Worker> void enter(Worker &worker, const HeadSlice &x) {
+    if (x.initial.present() || x.final.present() || x.sequence.tokens > kPanel)
         worker.enter(x.initial);
     else
         worker.enter();  // nobody reads the state
-    worker.attend(x.output, 0, x.sequence.tokens, empty, final);
-    if (final) store_state(worker.state, worker.key.size(), x.columns, x.final);
+}
+template <class Worker> bool leave(const Worker &worker, const HeadSlice &x) {
+    if (x.final.present()) store_state(worker.state, worker.key.size(), x.columns, x.final);
     return worker.grows();
+}
+
+template <class Worker> bool attend_whole(Worker &worker, const HeadSlice &x) {
+    enter(worker, x);
+    worker.attend(x.output, 0, x.sequence.tokens, !x.initial.present(), x.final.present());
+    return leave(worker, x);
 }
 
 // How much of an arena the next one takes, and its buffer.

@@ -1,6 +1,5 @@
 // The forward pass: which head, value channels and tokens each worker takes.
 #include "forward_worker.h"
-#include "head_slice.h"
 #include "kernels.h"
 #include "segments.h"
 
@@ -8,9 +7,23 @@ namespace fulmen {
 namespace FULMEN_ISA {
 namespace {
 
-// How a call is partitioned: heads, slices of value channels, and segments of tokens.
+// How many heads that share queries and keys are walked at once: as long as their states stay in L2 and all threads
+// have work. A decay per channel weighs these rows themselves, so that each head needs its own.
+int64_t heads_together(const fulmen_problem &p, int64_t columns, int64_t tasks, int64_t threads) {
+    constexpr int64_t kFloats = 65536;
+    if (by_channel(p.decay_form) || p.schedule == FULMEN_RECURRENT) return 1;
+    int64_t n = smaller<int64_t>(kMostTogether, kFloats / (p.key_size * columns));
+    auto fits = [&] {
+        return p.heads / p.query_heads % n == 0 && p.heads / p.key_heads % n == 0 &&
+               (tasks / n % threads == 0 || tasks / n >= 4 * threads);
+    };
+    while (n > 1 && !fits()) --n;
+    return larger<int64_t>(1, n);
+}
+
+// How a call is partitioned: heads, or several that share rows, slices of value channels, and segments of tokens.
 struct Plan {
-    int64_t threads, heads, segments;
+    int64_t threads, heads, segments, together;
     Slices slices;
     Plan(const fulmen_problem &p) {
         const double d = (double)p.key_size, e = (double)p.value_size;
@@ -20,20 +33,32 @@ struct Plan {
         segments = segments_for(p, head_slices(), threads);
         if (may_partition(p) && p.schedule == FULMEN_PARALLEL)
             segments = larger(segments, larger<int64_t>(2, p.header.threads));
-        threads = larger<int64_t>(1, smaller(threads, head_slices() * segments));
+        together = segments > 1 ? 1 : heads_together(p, slices.width, head_slices(), threads);
+        threads = larger<int64_t>(1, smaller(threads, tasks() * segments));
     }
     int64_t head_slices() const { return heads * slices.count; }
+    int64_t tasks() const { return head_slices() / together; }  // unless there are segments
 };
 
 HeadSlice head_slice(const fulmen_attention_forward_call &call, const Plan &plan, int64_t index) {
     return head_slice(call.problem, call.output, call.final_state, plan.slices, index);
 }
 
-// Both return whether a log-decay was above 0.
-template <class Worker> bool attend_whole(const fulmen_attention_forward_call &call, const HeadSlice &x, Arena arena) {
-    Worker worker(arena, call.problem, x.columns);
-    worker.start(x.head);
-    return attend_whole(worker, x);
+// Both return whether a log-decay was above 0. The first takes several heads, one slice of each.
+template <class Worker>
+bool attend_whole(const fulmen_attention_forward_call &call, const Plan &plan, int64_t task, Arena arena) {
+    const int64_t slices = plan.slices.count, first = task / slices * plan.together;
+    HeadSlice x[kMostTogether];
+    for (int64_t i = 0; i < plan.together; ++i) x[i] = head_slice(call, plan, (first + i) * slices + task % slices);
+    const Worker worker(arena, call.problem, x[0].columns, plan.together);
+    for (int64_t i = 0; i < plan.together; ++i) {
+        worker.head(i).start(x[i].head);
+        enter(worker.head(i), x[i]);
+    }
+    worker.attend(x, 0, x[0].sequence.tokens, !x[0].initial.present(), x[0].final.present());
+    bool grows = false;
+    for (int64_t i = 0; i < plan.together; ++i) grows |= leave(worker.head(i), x[i]);
+    return grows;
 }
 
 bool attend_token_by_token(const fulmen_attention_forward_call &call, const HeadSlice &x, Arena arena) {
@@ -50,8 +75,8 @@ template <class Worker> int64_t attention_forward_with(const fulmen_attention_fo
     const fulmen_problem &p = call.problem;
     const Plan plan(p);
     const int64_t segments = plan.segments, columns = plan.slices.width;
-    const int64_t per_worker =
-        p.schedule == FULMEN_RECURRENT ? token_by_token_bytes<TokenBuffer>(p, columns) : bytes_of<Worker>(p, columns);
+    const int64_t per_worker = p.schedule == FULMEN_RECURRENT ? token_by_token_bytes<TokenBuffer>(p, columns)
+                                                              : bytes_of<Worker>(p, columns, plan.together);
     const int64_t per_summary = segments > 1 ? bytes_of<Summary>(p.key_size, columns) : 0;
     char *const workspace =
         workspace_of(p.header, plan.threads * per_worker + plan.head_slices() * segments * per_summary);
@@ -60,10 +85,10 @@ template <class Worker> int64_t attention_forward_with(const fulmen_attention_fo
 
     Notice grows;
     if (segments == 1 || p.schedule == FULMEN_RECURRENT) {
-        parallel_for(plan.threads, plan.head_slices(), [&](int64_t index, int64_t worker) {
-            const HeadSlice x = head_slice(call, plan, index);
-            grows |= p.schedule == FULMEN_RECURRENT ? attend_token_by_token(call, x, memory_of(worker))
-                                                    : attend_whole<Worker>(call, x, memory_of(worker));
+        parallel_for(plan.threads, plan.tasks(), [&](int64_t task, int64_t worker) {
+            grows |= p.schedule == FULMEN_RECURRENT
+                         ? attend_token_by_token(call, head_slice(call, plan, task), memory_of(worker))
+                         : attend_whole<Worker>(call, plan, task, memory_of(worker));
         });
         return grows ? FULMEN_GROWS : FULMEN_OK;
     }
@@ -77,31 +102,33 @@ template <class Worker> int64_t attention_forward_with(const fulmen_attention_fo
             const HeadSlice x = head_slice(call, plan, part / segments);
             const int64_t n = x.sequence.tokens, g = part % segments;
             Arena arena = memory_of(worker);
-            Worker run(arena, p, x.columns);
-            run.start(x.head);
+            const Worker run(arena, p, x.columns, 1);
+            run.head(0).start(x.head);
             f(x, summary_of(x, part), run, segment_start(n, g, segments), segment_start(n, g + 1, segments),
               g + 1 == segments);
         });
     };
-    for_each_segment([&](const HeadSlice &, Summary summary, Worker &run, int64_t first, int64_t last, bool ends) {
-        // What the last segment leaves is only ever read as the final state, which running it yields.
-        summary.summarise(run, ends ? 0 : chunks_of(last - first),
-                          [&](int64_t chunk) { run.advance(first + chunk * kChunk, last); });
-    });
+    for_each_segment(
+        [&](const HeadSlice &, Summary summary, const Worker &run, int64_t first, int64_t last, bool ends) {
+            // What the last segment leaves is only ever read as the final state, which running it yields.
+            summary.summarise(run.head(0), ends ? 0 : chunks_of(last - first),
+                              [&](int64_t chunk) { run.head(0).advance(first + chunk * kChunk, last); });
+        });
     parallel_for(plan.threads, plan.head_slices(), [&](int64_t index, int64_t worker) {
         const HeadSlice x = head_slice(call, plan, index);
         Arena arena = memory_of(worker);
-        const Panels entering = Worker(arena, p, x.columns).state;
+        const Panels entering = Worker(arena, p, x.columns, 1).head(0).state;
         load_state(x.initial, p.key_size, x.columns, entering);
         for (int64_t g = 0; g < segments; ++g) summary_of(x, index * segments + g).fold(entering);
     });
-    for_each_segment([&](const HeadSlice &x, Summary summary, Worker &run, int64_t first, int64_t last, bool ends) {
-        run.enter(summary.state());
-        const bool final = ends && x.final.present();
-        run.attend(x.output, first, last, first == 0 && !x.initial.present(), final);
-        grows |= run.grows();
-        if (final) store_state(run.state, p.key_size, x.columns, x.final);
-    });
+    for_each_segment(
+        [&](const HeadSlice &x, Summary summary, const Worker &run, int64_t first, int64_t last, bool ends) {
+            run.head(0).enter(summary.state());
+            const bool final = ends && x.final.present();
+            run.attend(&x, first, last, first == 0 && !x.initial.present(), final);
+            grows |= run.head(0).grows();
+            if (final) store_state(run.head(0).state, p.key_size, x.columns, x.final);
+        });
     return grows ? FULMEN_GROWS : FULMEN_OK;
 }
 

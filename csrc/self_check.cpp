@@ -159,12 +159,43 @@ bool convolution_is_right(const Kernels &kernels, bool dense_tokens) {
     return true;
 }
 
+// The gated norm, with the gate after it and before.
+bool norm_is_right(const Kernels &kernels, int64_t dtype) {
+    Input x(N, D, 15, dtype), gate(N, D, 16, dtype), weight(1, D, 17, FULMEN_FLOAT32);
+    Input y = x;
+    fulmen_rms_norm_call call = {};
+    call.header = header_of(call);
+    call.batch = call.heads = 1;
+    call.tokens = N;
+    call.size = D;
+    call.activation = FULMEN_SILU;
+    call.epsilon = 1e-5;
+    call.x = x.tensor(), call.gate = gate.tensor(), call.weight = weight.tensor(), call.output = y.tensor();
+    for (call.gate_first = 0; call.gate_first < 2; ++call.gate_first) {
+        if (kernels.rms_norm(call)) return false;
+        for (int64_t t = 0; t < N; ++t) {
+            double value[D], factor[D], mean = 0;
+            for (int64_t c = 0; c < D; ++c) {
+                const double z = gate.values[(size_t)(t * D + c)];
+                factor[c] = z / (1 + exp(-z));
+                value[c] = x.values[(size_t)(t * D + c)] * (call.gate_first ? factor[c] : 1);
+                mean += value[c] * value[c] / D;
+            }
+            for (int64_t c = 0; c < D; ++c) {
+                const double n = value[c] / sqrt(mean + call.epsilon) * weight.values[(size_t)c];
+                if (!close(y.at(t * D + c), call.gate_first ? n : n * factor[c], dtype)) return false;
+            }
+        }
+    }
+    return true;
+}
+
 }  // namespace
 
 bool self_check(const Kernels &kernels) {
     for (const int64_t dtype : {FULMEN_FLOAT32, FULMEN_BFLOAT16})
         if (!recurrences_are_right(kernels, dtype) || !gate_is_right(kernels, dtype) ||
-            !tpa_decode_is_right(kernels, dtype))
+            !tpa_decode_is_right(kernels, dtype) || !norm_is_right(kernels, dtype))
             return false;
     return convolution_is_right(kernels, false) && convolution_is_right(kernels, true);
 }

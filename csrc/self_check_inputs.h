@@ -58,6 +58,14 @@ struct Input {
             halves.push_back((uint16_t)(bits >> 16));
         }
     }
+    // What is in the caller's memory now.
+    float at(int64_t i) const {
+        if (dtype == FULMEN_FLOAT32) return values[(size_t)i];
+        const uint32_t bits = (uint32_t)halves[(size_t)i] << 16;
+        float x;
+        memcpy(&x, &bits, sizeof x);
+        return x;
+    }
     // From token t on.
     fulmen_tensor tensor(int64_t t = 0) {
         if (dtype == FULMEN_FLOAT32) return {values.data() + t * size, dtype, 0, size, 0};

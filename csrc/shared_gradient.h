@@ -19,7 +19,11 @@ struct Team {
 
     char *memory_of(int64_t head) const { return memory + (head - first) * head_bytes; }
     template <class F> void for_each_head(F f) const {
-        parallel_for(threads, heads, [&](int64_t task, int64_t) { f(first + task); });
+        for_each_head_on_worker([&](int64_t head, int64_t) { f(head); });
+    }
+    // f(head, worker), with worker in [0, threads).
+    template <class F> void for_each_head_on_worker(F f) const {
+        parallel_for(threads, heads, [&](int64_t task, int64_t worker) { f(first + task, worker); });
     }
 };
 
@@ -83,10 +87,16 @@ struct Teams {
     }
 
     template <class F> void for_each(int64_t all_heads, char *memory, int64_t head_bytes, F f) const {
+        for_each_team(all_heads, memory, heads * head_bytes, [&](Team team) {
+            team.head_bytes = head_bytes;
+            f(team);
+        });
+    }
+    // A team's memory is not only its heads'.
+    template <class F> void for_each_team(int64_t all_heads, char *memory, int64_t team_bytes, F f) const {
         parallel_for(count, (all_heads + heads - 1) / heads, [&](int64_t task, int64_t worker) {
             const int64_t first = task * heads;
-            f(Team{threads, first, smaller(heads, all_heads - first), memory + worker * heads * head_bytes,
-                   head_bytes});
+            f(Team{threads, first, smaller(heads, all_heads - first), memory + worker * team_bytes, 0});
         });
     }
 

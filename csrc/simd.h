@@ -40,6 +40,14 @@ FULMEN_INLINE Vec load(const float *p) { return *(const VecInMemory *)p; }
 FULMEN_INLINE void store(float *p, Vec x) { *(VecInMemory *)p = x; }
 FULMEN_INLINE Vec broadcast(float x) { return x - Vec{}; }
 FULMEN_INLINE Vec multiply_add(Vec a, Vec b, Vec sum) { return a * b + sum; }
+// The first term of a chain of multiply-adds: rounded by itself, and not contracted with the next one in its place.
+FULMEN_INLINE Vec term(Vec a, Vec b) {
+#if __has_builtin(__builtin_assoc_barrier)
+    return __builtin_assoc_barrier(a * b);
+#else
+    return multiply_add(a, b, Vec{});
+#endif
+}
 FULMEN_INLINE Vec select(IntVec mask, Vec yes, Vec no) { return mask ? yes : no; }
 
 template <class T> FULMEN_INLINE T smaller(T a, T b) { return b < a ? b : a; }
@@ -99,7 +107,8 @@ FULMEN_INLINE Vec exp(Vec x) {
 FULMEN_INLINE Vec exp_of_negative(Vec x) {
     const Vec lowest = broadcast(-87.0f), rounder = broadcast(12582912.0f);  // as above
     const Vec bounded = select(x < lowest, lowest, x);
-    const Vec shifted = bounded * 1.44269504f + rounder;  // its lowest bits are n, the exponent of 2
+    // Its lowest bits are n, the exponent of 2. By the float below log2(e): Clang makes no FMA of a product used twice.
+    const Vec shifted = bounded * 1.44269490f + rounder;
     const Vec r = bounded * 1.44269504f - (shifted - rounder);
     Vec p = r * 1.535336188e-4f + 1.339887440e-3f;
     p = p * r + 9.618437357e-3f;
@@ -223,6 +232,8 @@ FULMEN_INLINE Vec multiply_add(BitVec a, BitVec b, Vec sum) {
     return sum + firsts(a) * firsts(b);
 #endif
 }
+
+FULMEN_INLINE Vec term(BitVec a, BitVec b) { return multiply_add(a, b, Vec{}); }
 
 // The lanes of both in order, rounded: pairs of neighbours.
 template <int... L> FULMEN_INLINE BitVec in_pairs(Vec first, Vec second, std::integer_sequence<int, L...>) {

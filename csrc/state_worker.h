@@ -62,10 +62,12 @@ protected:
     static constexpr bool kInFloats = kNumbers<Element> == 1;
 
     StateWorker(Arena &arena, const fulmen_problem &p, int64_t columns, Use keys, Use values)
+        : StateWorker(arena, p, columns, Operand<Element>(arena, kChunk, p.key_size, keys), values) {}
+    StateWorker(Arena &arena, const fulmen_problem &p, int64_t columns, Operand<Element> keys, Use values)
         : key(arena, p.decay_form, p.key_size),
           value(arena, p.decay_v_form, columns),
           state(arena.panels(p.key_size, columns)),
-          k(arena, kChunk, p.key_size, keys),
+          k(keys),
           v(arena, kChunk, columns, values) {}
 
     // What advances the state, beside what else a worker multiplies.
@@ -99,7 +101,7 @@ protected:
     template <class Start>
     FULMEN_MEMBER void advance_panel(int64_t p, const Start &start, const Operand<Element> &keys,
                                      const Element *values) {
-        multiply(state.panel(p), key.blocks(), start, Product<TransposedOf<Element>>{keys.weighed(), values, 1});
+        multiply(state.panel(p), key.blocks(), start, FirstBlock<TransposedOf<Element>>{keys.weighed(), values});
         clear_padding(state, key.size(), value.size(), p);
         round_padding(p, start);
     }
@@ -116,12 +118,16 @@ protected:
         for (int64_t p = 0; p < key.blocks(); ++p) transpose_block(scratch + p * kBlock, result.panel(p));
     }
 
-    // Panel p's share of the rows of the chunk at token t. Always inline: GCC drops calls that only prefetch.
-    FULMEN_MEMBER void prefetch_share(Rows rows, int64_t t, int64_t size, int64_t p) const {
-        if (t >= 0) prefetch(rows, t, smaller<int64_t>(kChunk, in.tokens - t), size, p, value.blocks());
+    // Panel p's share of the rows of the chunk at token t, which may be those of several heads. Always inline: GCC
+    // drops calls that only prefetch.
+    FULMEN_MEMBER void prefetch_share(Rows rows, int64_t t, int64_t size, int64_t p, int64_t heads = 1) const {
+        if (t >= 0) prefetch(rows, t, smaller<int64_t>(kChunk, in.tokens - t), size, p, heads * value.blocks());
     }
     FULMEN_MEMBER void prefetch_keys_and_values(int64_t t, int64_t p) const {
         prefetch_share(in.k, t, key.size(), p);
+        prefetch_values(t, p);
+    }
+    FULMEN_MEMBER void prefetch_values(int64_t t, int64_t p) const {
         prefetch_share(in.v, t, value.size(), p);
         if (key.by_channel()) prefetch_share(in.log_decay, t, key.size(), p);
         if (value.by_channel()) prefetch_share(in.log_decay_v, t, value.size(), p);

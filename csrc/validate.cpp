@@ -237,4 +237,14 @@ int64_t invalid(const fulmen_causal_conv1d_step_call &call) {
     return complete || call.batch == 0 ? FULMEN_OK : FULMEN_MISSING_TENSOR;
 }
 
+int64_t invalid(const fulmen_rms_norm_call &c) {
+    if (c.batch < 0 || c.tokens < 0 || c.heads < 0 || c.size < 1) return FULMEN_BAD_SIZE;
+    if (!is_dtype(c.x.dtype) || (c.gate.data && c.gate.dtype != c.x.dtype) || !fits(c.weight, c.x.dtype) ||
+        c.output.dtype != c.x.dtype)
+        return FULMEN_BAD_DTYPE;
+    if (c.gate.data && c.activation != FULMEN_SILU && c.activation != FULMEN_SIGMOID) return FULMEN_BAD_OPTION;
+    const bool empty = c.batch == 0 || c.tokens == 0 || c.heads == 0;
+    return empty || (c.x.data && c.weight.data && c.output.data) ? FULMEN_OK : FULMEN_MISSING_TENSOR;
+}
+
 }  // namespace fulmen

@@ -106,9 +106,8 @@ class GuardedMemory:
         with ExitStack() as patches:
             for owner, name in ((torch.Tensor, "new_empty"), (torch.Tensor, "new_zeros"), (torch, "empty_like")):
                 patches.enter_context(patch.object(owner, name, of(getattr(owner, name))))
-            replayed = lambda size, stride, dtype: self.strided(size, stride, dtype)  # noqa: E731  (set in place of a function)
             offsets = torch.tensor
-            patches.enter_context(patch.object(torch, "empty_strided", replayed))
+            patches.enter_context(patch.object(torch, "empty_strided", self.strided))
             patches.enter_context(patch.object(torch, "tensor", lambda *x, **y: guarded(offsets(*x, **y), self.end)))
             patches.enter_context(patch.multiple(core._Memory, _new=workspace, KEPT_BYTES=0))
             yield

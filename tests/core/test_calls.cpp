@@ -472,6 +472,35 @@ void check_causal_conv1d_step() {
     TAKES(x, (call.batch = 0, call.state.data = nullptr));
 }
 
+void check_rms_norm() {
+    auto x = VALID(rms_norm);
+    fulmen_rms_norm_call &c = x.call;
+    c.header = valid_header<fulmen_rms_norm_call>();
+    c.batch = c.tokens = c.heads = 1;
+    c.size = 5;
+    c.activation = FULMEN_SIGMOID;
+    c.x = c.gate = c.output = kHalves;
+    c.weight = kFloats;
+    c.rates = memory;
+    check_header(x);
+    for (auto size : {&fulmen_rms_norm_call::batch, &fulmen_rms_norm_call::tokens, &fulmen_rms_norm_call::heads})
+        REFUSES(x, FULMEN_BAD_SIZE, call.*size = -1);
+    REFUSES(x, FULMEN_BAD_SIZE, call.size = 0);
+    REFUSES(x, FULMEN_BAD_DTYPE, call.x = call.gate = call.output = kUnknown);
+    REFUSES(x, FULMEN_BAD_DTYPE, call.gate = kFloats);
+    REFUSES(x, FULMEN_BAD_DTYPE, call.weight = kWrong);
+    REFUSES(x, FULMEN_BAD_DTYPE, call.output = kFloats);
+    REFUSES(x, FULMEN_BAD_OPTION, call.activation = FULMEN_IDENTITY);
+    REFUSES(x, FULMEN_BAD_OPTION, call.activation = FULMEN_SIGMOID + 1);
+    REFUSES(x, FULMEN_MISSING_TENSOR, call.x.data = nullptr);
+    REFUSES(x, FULMEN_MISSING_TENSOR, call.weight.data = nullptr);
+    REFUSES(x, FULMEN_MISSING_TENSOR, call.output.data = nullptr);
+    TAKES(x, (call.gate.data = nullptr, call.activation = FULMEN_IDENTITY));
+    TAKES(x, call.rates = nullptr);
+    TAKES(x, call.weight = kHalves);
+    TAKES(x, (call.tokens = 0, call.x.data = call.output.data = nullptr));
+}
+
 // The builds: this program has one.
 void check_builds() {
     CHECK(fulmen_isa_count() == 1 && strcmp(fulmen_isa_name(0), "baseline") == 0, "%s", fulmen_isa_name(0));

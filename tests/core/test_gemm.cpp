@@ -15,6 +15,9 @@ using namespace fulmen::FULMEN_ISA;
 namespace {
 
 constexpr int64_t kSizes = 40;
+#ifndef SIZE_STEP
+#define SIZE_STEP 1
+#endif
 
 // One link of the chain, as this build's multiply-add rounds it.
 float link(float a, float b, float sum) {
@@ -152,15 +155,34 @@ void check_floats(const Factors &f, const Plain &before, const Plain &row_weight
     check("added as stored", added, [&](float *c, int64_t p) { multiply(c, f.row_blocks(), Add(), as_stored(p)); });
     check("added transposed", added, [&](float *c, int64_t p) { multiply(c, f.row_blocks(), Add(), turned(p)); });
 
+    const Plain weighed = [&] {
+        Plain sum = once;
+        for (int64_t r = 0; r < f.rows; ++r)
+            for (int64_t c = 0; c < f.columns; ++c) sum(r, c) *= row_weights(0, r);
+        multiply_plainly(f.left, f.right, f.rows, f.columns, f.depth, sum);
+        return sum;
+    }();
+    check("as stored, weighed, and transposed", weighed, [&](float *c, int64_t p) {
+        multiply(c, f.row_blocks(), Zero(), as_stored(p), RowWeights{row_weights.x.data()}, turned(p));
+    });
+
+    // Added last, in one rounding.
     const bool weigh_columns = f.depth % 2;
-    const Plain scaled = expected(1, [&](int64_t r, int64_t c) {
-        const float of_row = before(r, c) * row_weights(0, r);
-        return weigh_columns ? of_row * column_weights(0, c) : of_row;
-    });
-    check("added to what is weighed", scaled, [&](float *c, int64_t p) {
-        const Scale scale{row_weights.x.data(), weigh_columns ? column_weights.x.data() + p * kPanel : nullptr};
-        multiply(c, f.row_blocks(), scale, turned(p));
-    });
+    Plain scaled = once;
+    for (int64_t r = 0; r < f.rows; ++r)
+        for (int64_t c = 0; c < f.columns; ++c) {
+            const float of_column = before(r, c) * column_weights(0, c);
+            scaled(r, c) = link(weigh_columns ? of_column : before(r, c), row_weights(0, r), once(r, c));
+        }
+    auto scale = [&](int64_t p) {
+        return Scale{row_weights.x.data(), weigh_columns ? column_weights.x.data() + p * kPanel : nullptr};
+    };
+    check("added to what is weighed", scaled,
+          [&](float *c, int64_t p) { multiply(c, f.row_blocks(), scale(p), turned(p)); });
+    if (f.depth_blocks() == 1)
+        check("a block added to what is weighed", scaled, [&](float *c, int64_t p) {
+            multiply(c, f.row_blocks(), scale(p), FirstBlock<Transposed>{transposed.panels, right.panels.panel(p)});
+        });
 }
 
 // Neighbours along the depth, as bfloat16.
@@ -173,7 +195,7 @@ Pair pair(float first, float second) {
 
 // Whole numbers, of which any order of sums is exact. Every product of pairs that gemm.cpp has, and rows in the
 // caller's memory.
-void check_pairs(const Factors &f, const Plain &before, const Plain &row_weights) {
+[[maybe_unused]] void check_pairs(const Factors &f, const Plain &before, const Plain &row_weights) {
     const int64_t depth = (f.depth + 1) / 2;
     auto of_left = [&](int64_t r, int64_t k) { return pair(f.of_left(r, 2 * k), f.of_left(r, 2 * k + 1)); };
     auto of_right = [&](int64_t k, int64_t c) { return pair(f.of_right(2 * k, c), f.of_right(2 * k + 1, c)); };
@@ -222,6 +244,10 @@ void check_pairs(const Factors &f, const Plain &before, const Plain &row_weights
     check("pairs added transposed", added, [&](float *c, int64_t p) { multiply(c, blocks, Add(), of(turned, p)); });
     check("pairs added to what is weighed", scaled,
           [&](float *c, int64_t p) { multiply(c, blocks, scale, of(turned, p)); });
+    if (f.depth_blocks() == 1)
+        check("a block of pairs added to what is weighed", scaled, [&](float *c, int64_t p) {
+            multiply(c, blocks, scale, FirstBlock<TransposedOf<Pair>>{turned, right.panels.panel(p)});
+        });
 
     Packed<Pair> rounded(blocks * kPanel / 2, f.columns, [](int64_t, int64_t) { return Pair{0}; });
     check("pairs added and rounded", scaled, [&](float *c, int64_t p) {
@@ -267,7 +293,7 @@ template <int Rows> void check_tile(const Factors &f, const Packed<float> &left,
     Plain expected(kPanel, kPanel);
     multiply_plainly(f.left, f.right, kPanel, kPanel, f.depth, expected);
     Vec tile[Rows][kTileVecs];
-    Zero().begin(tile, nullptr, 0, 0);
+    Zero().begin(tile, nullptr);
     accumulate<row, column>(tile, 0, Product<AsStored>{left.panels, right.panels.panel(0), f.depth_blocks()});
     for (int r = 0; r < Rows; ++r)
         for (int c = 0; c < columns; ++c)
@@ -290,9 +316,9 @@ int main() {
     const Plain whole_before = filled(kSizes, kSizes, whole), whole_weights = filled(1, padded(kSizes), whole);
     const Plain before = filled(kSizes, kSizes, number);
     const Plain row_weights = filled(1, padded(kSizes), number), column_weights = filled(1, padded(kSizes), number);
-    for (int64_t rows = 1; rows <= kSizes; ++rows)
-        for (int64_t columns = 1; columns <= kSizes; ++columns)
-            for (int64_t depth = 1; depth <= kSizes; ++depth) {
+    for (int64_t rows = 1; rows <= kSizes; rows += SIZE_STEP)
+        for (int64_t columns = 1; columns <= kSizes; columns += SIZE_STEP)
+            for (int64_t depth = 1; depth <= kSizes; depth += SIZE_STEP) {
                 check_floats({left, right, rows, columns, depth}, before, row_weights, column_weights);
                 if constexpr (kPairs)
                     check_pairs({whole_left, whole_right, rows, columns, depth}, whole_before, whole_weights);

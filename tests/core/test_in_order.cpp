@@ -7,6 +7,10 @@
 
 #include "check.h"
 
+#ifndef SEEDS
+#define SEEDS 20
+#endif
+
 using namespace fulmen;
 
 namespace {
@@ -95,6 +99,6 @@ private:
 int main() {
     for (const int64_t threads : {1, 2, 3, 4, 7, 16, 33})
         for (const int64_t steps : {0, 1, 2, 3, 5, 8, 40, 400})
-            for (uint32_t seed = 0; seed < 20; ++seed) HandOver(threads, steps, seed);
+            for (uint32_t seed = 0; seed < SEEDS; ++seed) HandOver(threads, steps, seed);
     return outcome();
 }

@@ -165,7 +165,7 @@ template <class Element> void check_operand(int64_t count, int64_t size, Use use
 }
 
 // Of pairs: rows weighed as they are loaded, and rows that were weighed in floats before they are rounded.
-void check_weighed(int64_t count, int64_t size) {
+[[maybe_unused]] void check_weighed(int64_t count, int64_t size) {
     Given<BFloat16> given(count, size, 1);
     given.fill();
     float weights[kPanel];
@@ -197,7 +197,7 @@ void check_weighed(int64_t count, int64_t size) {
 }
 
 // A matrix of floats rounded to pairs along its rows, and along its columns.
-void check_rounding(int64_t rows, int64_t columns) {
+[[maybe_unused]] void check_rounding(int64_t rows, int64_t columns) {
     Own from(rows, columns), along_columns(padded(rows) / 2, columns), along_rows(rows, (columns + 1) / 2);
     auto value = [](int64_t r, int64_t c) { return number(r, c) / 3; };
     for (int64_t r = 0; r < padded(rows); ++r)

@@ -19,13 +19,14 @@ def run(*arguments, ranks=()):
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits memory by way of /proc")
 
 
+@pytest.mark.long
 @LINUX
 def test_two_ranks_train_on_what_does_not_fit_one():
-    tokens = ("--tokens", "32768")
-    alone = run(*tokens, "--memory", "300")
+    tokens = ("--tokens", "8192")
+    alone = run(*tokens, "--memory", "75")
     assert alone.returncode == 1
-    assert "32768 tokens do not fit into 300 MiB" in alone.stdout
-    together = run(*tokens, "--memory", "300", ranks=TORCHRUN)
+    assert "8192 tokens do not fit into 75 MiB" in alone.stdout
+    together = run(*tokens, "--memory", "75", ranks=TORCHRUN)
     assert together.returncode == 0, together.stderr
     unlimited = run(*tokens, "--memory", "4000")
     losses = [re.search(r"loss ([0-9.]+), and ([0-9.]+) after", x.stdout).groups() for x in (together, unlimited)]

@@ -350,6 +350,8 @@ def test_nonsense_is_refused_by_name(name):
             made(arguments.pop("x"), **arguments)
     with pytest.raises(TypeError, match="x must be a torch"):
         made(3)
+    with pytest.raises(TypeError, match=r"x must be float32, .* got torch.int64"):
+        made(x.long())
     with pytest.raises(TypeError, match="unexpected keyword"):
         made(x, past_key_values=None)
     if name in CAUSAL:
@@ -380,6 +382,14 @@ def test_nonsense_is_refused_by_name(name):
 def test_sizes_that_cannot_be_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("size", [0, -8])
+@pytest.mark.parametrize("name", [name for name in nn.__all__ if hasattr(getattr(nn, name), "forward")])
+def test_a_layer_has_channels(name, size):
+    what = "size" if name == "RMSNorm" else "hidden_size"
+    with pytest.raises(ValueError, match=f"{what} must be at least 1; got {size}"):
+        getattr(nn, name)(size)
 
 
 def test_attention_with_a_cache_refuses_gradients():

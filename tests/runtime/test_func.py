@@ -20,7 +20,7 @@ OPERATORS = {
 pytestmark = [
     pytest.mark.parametrize("operator", OPERATORS),
     pytest.mark.parametrize("backend", BACKENDS),
-    pytest.mark.filterwarnings("ignore:There is a performance drop because we have not yet implemented the batching"),
+    pytest.mark.filterwarnings("error:There is a performance drop"),
 ]
 
 

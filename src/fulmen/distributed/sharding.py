@@ -16,11 +16,13 @@ from fulmen.distributed.agreement import Agreement, Call, may_differentiate
 from fulmen.distributed.exchange import Gathering, Ranks, summed
 from fulmen.distributed.places import Place, packed_places
 from fulmen.ops.chunks.sequences import check_cu_seqlens, packed_bounds
-from fulmen.runtime.checks import check_flag, check_tensor
+from fulmen.runtime.checks import check_count, check_flag
 
 
 def shard_lengths(tokens: int, world: int) -> list[int]:
     """As equal as they can be, the longer ones first."""
+    check_count("tokens", tokens, least=0)
+    check_count("world", world)
     return [tokens // world + (rank < tokens % world) for rank in range(world)]
 
 
@@ -35,6 +37,7 @@ def shard(
         lengths: of the shards; None: as equal as they can be.
     """
     ranks = Ranks(group)
+    _check_dim(x, dim)
     lengths = _checked(lengths, x.shape[dim], ranks)
     return x.narrow(dim, sum(lengths[: ranks.rank]), lengths[ranks.rank])
 
@@ -48,10 +51,7 @@ def gather(x: Tensor, *, group: dist.ProcessGroup | DeviceMesh, dim: int = 1) ->
     """
 
     def described() -> Call:
-        if not isinstance(x, Tensor):
-            raise TypeError(f"x must be a torch.Tensor; got {type(x).__name__}")
-        if not -x.ndim <= dim < x.ndim:
-            raise ValueError(f"dim must be one of the {x.ndim} dimensions of x; got {dim}")
+        _check_dim(x, dim)
         facts = {
             "the dtype of x": str(x.dtype),
             "the number of dimensions of x": x.ndim,
@@ -73,7 +73,7 @@ def shard_cu_seqlens(
     """Where this rank's shard lies among packed sequences: ``place.cu_seqlens(like)`` are its own, ``place.enters``
     says whether the first of them began on an earlier rank. ``lengths`` as in :func:`shard`."""
     ranks = Ranks(group)
-    bounds = packed_bounds(cu_seqlens, int(cu_seqlens[-1]))
+    bounds = _bounds(cu_seqlens)
     return packed_places(_checked(lengths, bounds[-1], ranks), bounds)[ranks.rank]
 
 
@@ -88,9 +88,7 @@ def gather_cu_seqlens(cu_seqlens: Tensor, enters: bool, *, group: dist.ProcessGr
     ranks = Ranks(group)
 
     def described() -> Call:
-        check_tensor("cu_seqlens", cu_seqlens, cu_seqlens)
-        check_cu_seqlens(cu_seqlens, cu_seqlens[None])
-        packed_bounds(cu_seqlens, int(cu_seqlens[-1]))
+        _bounds(cu_seqlens)
         check_flag("enters", enters)
         return Call({"the dtype of cu_seqlens": str(cu_seqlens.dtype)}, len(cu_seqlens), differentiates=False)
 
@@ -111,10 +109,26 @@ def gather_cu_seqlens(cu_seqlens: Tensor, enters: bool, *, group: dist.ProcessGr
     return torch.tensor([0, *accumulate(lengths)], dtype=cu_seqlens.dtype, device=cu_seqlens.device)
 
 
+def _check_dim(x: Tensor, dim: int) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x must be a torch.Tensor; got {type(x).__name__}")
+    if not -x.ndim <= dim < x.ndim:
+        raise ValueError(f"dim must be one of the {x.ndim} dimensions of x; got {dim}")
+
+
+def _bounds(cu_seqlens: Tensor) -> list[int]:
+    if not isinstance(cu_seqlens, Tensor):
+        raise TypeError(f"cu_seqlens must be a torch.Tensor; got {type(cu_seqlens).__name__}")
+    check_cu_seqlens(cu_seqlens, cu_seqlens[None])
+    return packed_bounds(cu_seqlens, int(cu_seqlens[-1]))
+
+
 def _checked(lengths: Sequence[int] | None, tokens: int, ranks: Ranks) -> Sequence[int]:
     if lengths is None:
         return shard_lengths(tokens, ranks.world)
-    if len(lengths) != ranks.world or sum(lengths) != tokens or min(lengths) < 0:
+    for length in lengths:
+        check_count("each of lengths", length, least=0)
+    if len(lengths) != ranks.world or sum(lengths) != tokens:
         raise ValueError(f"lengths must be {ranks.world} numbers that add up to {tokens}; got {list(lengths)}")
     return lengths
 

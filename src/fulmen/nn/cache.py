@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import fulmen
-from fulmen.runtime.checks import check_count
+from fulmen.runtime.checks import check_count, check_rows
 
 Rows = Tensor | list[int] | slice
 
@@ -30,7 +30,9 @@ class LayerCache:
         """How many sequences there are. None: it is empty."""
         if self.factors is not None:
             return self.factors.rows
-        return next((state.shape[0] for state in self.states.values()), None)
+        for state in self.states.values():
+            return state.shape[0]
+        return None
 
     @property
     def nbytes(self) -> int:
@@ -38,6 +40,7 @@ class LayerCache:
 
     def select(self, rows: Rows) -> LayerCache:
         """As :meth:`StateCache.select`."""
+        check_rows(rows, self.rows)
         chosen = LayerCache()
         chosen.states = {name: state[rows].clone() for name, state in self.states.items()}
         chosen.factors = None if self.factors is None else self.factors.select(rows)
@@ -57,6 +60,7 @@ class LayerCache:
     def place(self, rows: Tensor | list[int], other: LayerCache) -> None:
         """As :meth:`StateCache.place`."""
         self._check_like(other)
+        check_rows(rows, self.rows)
         for name, state in self.states.items():
             state[rows] = other.states[name].to(state.dtype)
         if self.factors is not None and other.factors is not None:

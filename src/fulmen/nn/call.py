@@ -35,10 +35,9 @@ class Call:
         if group is not None and (cache is not None or attention_mask is not None):
             raise ValueError("group must be None with a cache or an attention_mask: a shard has neither")
         self._group = group
-        if isinstance(cache, StateCache):
-            raise TypeError("cache must be the entry of one layer, cache[i]; got the whole StateCache")
         if cache is not None and not isinstance(cache, LayerCache):
-            raise TypeError(f"cache must be an entry of a fulmen.nn.StateCache; got {type(cache).__name__}")
+            found = "the whole StateCache" if isinstance(cache, StateCache) else type(cache).__name__
+            raise TypeError(f"cache must be the entry of one layer, cache[i] of a fulmen.nn.StateCache; got {found}")
         self.cache = cache
         self._padding = None if attention_mask is None else Padding.of(attention_mask)
         self.cu_seqlens = cu_seqlens if self._padding is None else self._padding.cu_seqlens
@@ -121,6 +120,8 @@ def check_tokens(x: Tensor, hidden_size: int, cu_seqlens: Tensor | None, attenti
     """What every layer's forward takes."""
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a torch.Tensor [B, N, hidden_size]; got {type(x).__name__}")
+    if not x.is_floating_point():
+        raise TypeError(f"x must be float32, bfloat16, float16 or float64; got {x.dtype}")
     if x.ndim != 3 or x.shape[2] != hidden_size:
         raise ValueError(f"x must have shape [B, N, {hidden_size}]; got {list(x.shape)}")
     if cu_seqlens is not None:

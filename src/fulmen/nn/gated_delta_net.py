@@ -43,12 +43,13 @@ class GatedDeltaNet(Mixer):
         super().__init__()
         num_key_heads = num_heads if num_key_heads is None else num_key_heads
         sizes = {"num_heads": num_heads, "num_key_heads": num_key_heads, "key_size": key_size, "value_size": value_size}
-        for name, count in sizes.items():
+        for name, count in {"hidden_size": hidden_size, **sizes}.items():
             check_count(name, count)
         check_heads(num_heads=num_heads, num_key_heads=num_key_heads)
         self.hidden_size, self.num_heads, self.num_key_heads = hidden_size, num_heads, num_key_heads
         self.key_size, self.value_size = key_size, value_size
         keys, values = num_key_heads * key_size, num_heads * value_size
+        self._convolved = [keys, keys, values]
         self.in_proj_qkv = nn.Linear(hidden_size, 2 * keys + values, bias=False)
         self.in_proj_z = nn.Linear(hidden_size, values, bias=False)
         self.in_proj_b = nn.Linear(hidden_size, num_heads, bias=False)
@@ -67,13 +68,13 @@ class GatedDeltaNet(Mixer):
         init_decay_rate_(self.A_log)
 
     def mix(self, x: Tensor, call: Call) -> Tensor:
-        keys, values = self.num_key_heads * self.key_size, self.num_heads * self.value_size
-        q, k, v = self.conv1d(self.in_proj_qkv(x), call).split([keys, keys, values], dim=-1)
-        q, k = (y.unflatten(-1, (self.num_key_heads, self.key_size)) for y in (q, k))
-        v, z = (y.unflatten(-1, (self.num_heads, self.value_size)) for y in (v, self.in_proj_z(x)))
+        q, k, v = self.conv1d(self.in_proj_qkv(x), call).split_with_sizes(self._convolved, dim=-1)
+        keys = *x.shape[:-1], self.num_key_heads, self.key_size
+        values = *x.shape[:-1], self.num_heads, self.value_size
         beta = self.in_proj_b(x).sigmoid()
         log_decay = step_size(self.in_proj_a(x), self.dt_bias) * decay_rate(self.A_log)
-        return self.out_proj(self.norm(call.delta_rule(q, k, v, beta, log_decay), z).flatten(-2))
+        output = call.delta_rule(q.view(keys), k.view(keys), v.view(values), beta, log_decay)
+        return self.out_proj(self.norm(output, self.in_proj_z(x).view(values)).flatten(-2))
 
     def extra_repr(self) -> str:
         return (

@@ -43,6 +43,7 @@ class GatedLinearAttention(Mixer):
         norm_eps: float = 1e-5,
     ) -> None:
         super().__init__()
+        check_count("hidden_size", hidden_size)
         check_count("num_heads", num_heads)
         keys, values = int(hidden_size * expand_k), int(hidden_size * expand_v)
         check_heads(**{"hidden_size * expand_k": keys, "num_heads": num_heads})
@@ -70,10 +71,10 @@ class GatedLinearAttention(Mixer):
             k = self.k_conv1d(k, call, "k_conv")
             v = self.v_conv1d(v, call, "v_conv")
         log_decay = logsigmoid(at_least_float32(self.gk_proj(x))).div_(self.gate_logit_normalizer)
-        q, k, log_decay = (y.unflatten(-1, (self.num_heads, self.key_size)) for y in (q, k, log_decay))
-        v, gate = (y.unflatten(-1, (self.num_heads, self.value_size)) for y in (v, self.g_proj(x)))
-        attention = call.linear_attention(q, k, v, log_decay)
-        return self.o_proj(self.g_norm_swish_gate(attention, gate).flatten(-2))
+        keys = *x.shape[:-1], self.num_heads, self.key_size
+        values = *x.shape[:-1], self.num_heads, self.value_size
+        attention = call.linear_attention(q.view(keys), k.view(keys), v.view(values), log_decay.view(keys))
+        return self.o_proj(self.g_norm_swish_gate(attention, self.g_proj(x).view(values)).flatten(-2))
 
     def extra_repr(self) -> str:
         return f"{self.hidden_size}, heads={self.num_heads}, key size={self.key_size}, value size={self.value_size}"

@@ -49,8 +49,8 @@ class KimiDeltaAttention(Mixer):
         self, hidden_size: int, num_heads: int = 4, head_dim: int = 128, *, conv_size: int = 4, norm_eps: float = 1e-5
     ) -> None:
         super().__init__()
-        check_count("num_heads", num_heads)
-        check_count("head_dim", head_dim)
+        for name, count in {"hidden_size": hidden_size, "num_heads": num_heads, "head_dim": head_dim}.items():
+            check_count(name, count)
         self.hidden_size, self.num_heads, self.head_dim = hidden_size, num_heads, head_dim
         inner = num_heads * head_dim
         self.q_proj = nn.Linear(hidden_size, inner, bias=False)
@@ -66,9 +66,9 @@ class KimiDeltaAttention(Mixer):
 
     def mix(self, x: Tensor, call: Call) -> Tensor:
         projected = {"q_conv": self.q_proj(x), "k_conv": self.k_proj(x), "v_conv": self.v_proj(x)}
-        heads = (self.num_heads, self.head_dim)
-        q, k, v = (y.unflatten(-1, heads) for y in self.conv1d.of_parts(projected, call))
-        gate = self.g_b_proj(self.g_a_proj(x)).unflatten(-1, heads)
+        heads = *x.shape[:-1], self.num_heads, self.head_dim
+        q, k, v = (y.view(heads) for y in self.conv1d.of_parts(projected, call))
+        gate = self.g_b_proj(self.g_a_proj(x)).view(heads)
         beta = self.b_proj(x).sigmoid()
         return self.o_proj(self.o_norm(call.delta_rule(q, k, v, beta, self.forget_gate(x)), gate).flatten(-2))
 

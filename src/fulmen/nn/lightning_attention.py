@@ -43,6 +43,7 @@ class LightningAttention(Mixer):
         norm_eps: float = 1e-6,
     ) -> None:
         super().__init__()
+        check_count("hidden_size", hidden_size)
         check_count("num_heads", num_heads)
         if head_dim is None:
             check_heads(hidden_size=hidden_size, num_heads=num_heads)

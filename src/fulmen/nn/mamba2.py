@@ -51,7 +51,8 @@ class Mamba2(Mixer):
         norm_groups: int = 1,
     ) -> None:
         super().__init__()
-        for name, count in (("head_dim", head_dim), ("state_size", state_size), ("num_groups", num_groups)):
+        sizes = {"head_dim": head_dim, "state_size": state_size, "num_groups": num_groups}
+        for name, count in {"hidden_size": hidden_size, **sizes}.items():
             check_count(name, count)
         if num_heads is None:
             check_heads(**{"2 * hidden_size": 2 * hidden_size, "head_dim": head_dim})
@@ -63,7 +64,8 @@ class Mamba2(Mixer):
         inner = num_heads * head_dim
         self._convolved = [inner, num_groups * state_size, num_groups * state_size]
         channels = sum(self._convolved)
-        self.in_proj = nn.Linear(hidden_size, inner + channels + num_heads, bias=bias)
+        self._projected = [inner, channels, num_heads]
+        self.in_proj = nn.Linear(hidden_size, sum(self._projected), bias=bias)
         self.conv1d = ShortConv(channels, conv_size, conv_bias)
         self.dt_bias = nn.Parameter(torch.empty(num_heads))
         self.A_log = nn.Parameter(torch.empty(num_heads))
@@ -80,12 +82,11 @@ class Mamba2(Mixer):
         self.D.fill_(1.0)
 
     def mix(self, x: Tensor, call: Call) -> Tensor:
-        gate, channels, dt = self.in_proj(x).split(
-            [self.num_heads * self.head_dim, sum(self._convolved), self.num_heads], dim=-1
-        )
-        x, B, C = self.conv1d(channels, call).split(self._convolved, dim=-1)
-        x = x.unflatten(-1, (self.num_heads, self.head_dim))
-        B, C = (y.unflatten(-1, (self.num_groups, self.state_size)) for y in (B, C))
+        tokens = x.shape[:-1]
+        gate, channels, dt = self.in_proj(x).split_with_sizes(self._projected, dim=-1)
+        x, B, C = self.conv1d(channels, call).split_with_sizes(self._convolved, dim=-1)
+        x = x.view(*tokens, self.num_heads, self.head_dim)
+        B, C = (y.view(*tokens, self.num_groups, self.state_size) for y in (B, C))
         dt = step_size(dt, self.dt_bias)
         if self.time_step_limit != UNLIMITED:
             dt = dt.clamp(*self.time_step_limit)

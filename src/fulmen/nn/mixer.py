@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
@@ -48,8 +48,12 @@ class Mixer(nn.Module):
         Raises:
             TypeError, ValueError: before any work, naming the argument, what it was and what it must be.
         """
-        with nullcontext() if group is None else _announcing(group):
-            call = Call(x, self.hidden_size, cache, cu_seqlens, attention_mask, group)
+        arguments = x, self.hidden_size, cache, cu_seqlens, attention_mask, group
+        if group is None:
+            call = Call(*arguments)
+        else:
+            with _announcing(group):
+                call = Call(*arguments)
         return call.rows(self.mix(call.tokens(x), call))
 
     def mix(self, x: Tensor, call: Call) -> Tensor:

@@ -4,8 +4,9 @@
     y = weight · n,               n of x ⊙ act(gate)                    the gate first
 
 torch's own rms_norm is a chain of elementwise functions on a CPU, each of which autograd keeps: here forward and
-backward are written out, and keep x, gate and one number for each row. A compiler fuses the formula better than that.
-With groups x, gate and weight come as ``[..., groups, size]``; what is a row is the last dimension all the same.
+backward are written out, and keep x, gate and one number for each row; the forward is one call of the CPU core where
+that takes it (:mod:`fulmen.nn.native_norm`). A compiler fuses the formula better than that. With groups x, gate and
+weight come as ``[..., groups, size]``; what is a row is the last dimension all the same.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import sigmoid, silu
 
+from fulmen.nn import native_norm
 from fulmen.nn.mixer import check_heads
 from fulmen.runtime.checks import check_choice, check_count
+from fulmen.runtime.replay import replayed
 from fulmen.runtime.tensors import at_least_float32
 
 ACTIVATIONS = {"silu": silu, "sigmoid": sigmoid}
@@ -57,27 +60,33 @@ class RMSNorm(nn.Module):
             raise ValueError(
                 f"gate must be {'None' if self.gate is None else 'a tensor'} here; got {type(gate).__name__}"
             )
-        weight = self.weight
-        # Of a decoded token, whatever is called takes longer than what it does.
-        if self.groups == 1 and x.dtype == weight.dtype == torch.float32 and (gate is None or gate.dtype == x.dtype):
-            return self._normed(x, gate, weight)
-        y = self._normed(self._rows(x), None if gate is None else self._rows(gate), self._rows(weight))
-        return (y if self.groups == 1 else y.flatten(-2)).to(x.dtype)
-
-    def _rows(self, x: Tensor) -> Tensor:
-        x = at_least_float32(x)
-        return x if self.groups == 1 else x.unflatten(-1, (self.groups, -1))
-
-    def _normed(self, x: Tensor, gate: Tensor | None, weight: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():
-            return formula(x, gate, weight, self.eps, self.gate, self.gate_first)
-        compute: Any = _Norm.apply if torch.is_grad_enabled() else _forward
-        return compute(x, gate, weight, self.eps, self.gate, self.gate_first)[0]
+        options = self.eps, self.gate, self.gate_first
+        if self.groups == 1:
+            return rms_norm(x, gate, self.weight, *options)
+        groups = (self.groups, -1)
+        gate = None if gate is None else gate.unflatten(-1, groups)
+        return rms_norm(x.unflatten(-1, groups), gate, self.weight.unflatten(-1, groups), *options).flatten(-2)
 
     def extra_repr(self) -> str:
         gate = "" if self.gate is None else f", gate={self.gate}{' first' if self.gate_first else ''}"
         groups = "" if self.groups == 1 else f", groups={self.groups}"
         return f"{self.size}, eps={self.eps}{gate}{groups}"
+
+
+@replayed
+def rms_norm(
+    x: Tensor, gate: Tensor | None, weight: Tensor, eps: float, activation: str | None, gate_first: bool
+) -> Tensor:
+    """The norm as a function; the result has x's dtype."""
+    options = eps, activation, gate_first
+    compiling, differentiated = torch.compiler.is_compiling(), torch.is_grad_enabled()
+    if not compiling and not differentiated and native_norm.takes(x, gate, weight):
+        return native_norm.rms_norm(x, gate, weight, *options, False)[0]
+    tensors = at_least_float32(x), None if gate is None else at_least_float32(gate), at_least_float32(weight)
+    if compiling:
+        return formula(*tensors, *options).to(x.dtype)
+    compute: Any = _Norm.apply if differentiated else _forward
+    return compute(*tensors, *options)[0].to(x.dtype)
 
 
 def formula(
@@ -94,6 +103,8 @@ def _forward(
     x: Tensor, gate: Tensor | None, weight: Tensor, eps: float, activation: str | None, gate_first: bool
 ) -> tuple[Tensor, Tensor]:
     """The result, and what each row was multiplied by."""
+    if native_norm.takes(x, gate, weight):
+        return native_norm.rms_norm(x, gate, weight, eps, activation, gate_first, True)
     factor = None if gate is None or activation is None else ACTIVATIONS[activation](gate)
     own = factor.mul_(x) if factor is not None and gate_first else None  # what may be overwritten
     normed = x if own is None else own
@@ -101,7 +112,7 @@ def _forward(
     # norm² / size + eps in one function
     least = torch.scalar_tensor(eps, dtype=x.dtype, device=x.device)
     rate = torch.addcmul(least, norm, norm, value=1 / x.shape[-1]).rsqrt_()
-    y = torch.mul(normed, rate, out=own).mul_(weight)
+    y = (x * rate if own is None else own.mul_(rate)).mul_(weight)
     return (y if factor is None or gate_first else y.mul_(factor)), rate
 
 

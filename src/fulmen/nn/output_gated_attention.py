@@ -28,6 +28,7 @@ class OutputGatedAttention(nn.Module):
         self, hidden_size: int, num_heads: int = 8, *, save: tuple[str, ...] = ("kv",), norm_eps: float = 1e-5
     ) -> None:
         super().__init__()
+        check_count("hidden_size", hidden_size)
         check_count("num_heads", num_heads)
         check_heads(hidden_size=hidden_size, num_heads=num_heads)
         self.hidden_size, self.num_heads, self.head_dim = hidden_size, num_heads, hidden_size // num_heads

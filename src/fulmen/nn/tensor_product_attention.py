@@ -39,7 +39,7 @@ class TensorProductAttention(Mixer):
     ) -> None:
         super().__init__()
         sizes = {"num_heads": num_heads, "head_dim": head_dim, "q_rank": q_rank, "rank": rank}
-        for name, count in sizes.items():
+        for name, count in {"hidden_size": hidden_size, **sizes}.items():
             check_count(name, count)
         if rope_base is not None and head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary positions; got {head_dim}")

@@ -116,11 +116,27 @@ def check_scale(scale: float | None) -> None:
         raise ValueError(f"scale must be finite; got {scale!r}")
 
 
-def check_count(name: str, count: int) -> None:
+def check_count(name: str, count: int, least: int = 1) -> None:
     if isinstance(count, bool) or not isinstance(count, Integral):
         raise TypeError(f"{name} must be an integer; got {count!r}")
-    if count < 1:
-        raise ValueError(f"{name} must be at least 1; got {count}")
+    if count < least:
+        raise ValueError(f"{name} must be at least {least}; got {count}")
+
+
+def check_rows(rows: Tensor | list[int] | slice, count: int | None) -> None:
+    """Which of a cache's ``count`` rows; None: it is empty. Values that a GPU holds are not looked at."""
+    if isinstance(rows, slice):
+        return
+    if isinstance(rows, Tensor):
+        if rows.ndim != 1 or rows.is_floating_point() or rows.is_complex():
+            raise TypeError(f"rows must be indices [rows]; got {rows.dtype} of shape {list(rows.shape)}")
+        indices = rows.tolist() if rows.device.type == "cpu" and rows.dtype != torch.bool else []
+    elif isinstance(rows, list) and all(isinstance(row, Integral) for row in rows):
+        indices = rows
+    else:
+        raise TypeError(f"rows must be a tensor or list of indices, or a slice; got {rows!r}")
+    if count is not None and any(not -count <= row < count for row in indices):
+        raise ValueError(f"rows must be below {count}, the rows that there are; got {indices}")
 
 
 def check_flag(name: str, flag: bool) -> None:

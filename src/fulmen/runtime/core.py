@@ -21,7 +21,7 @@ from torch import Tensor
 from fulmen.runtime import core_file, in_flight
 from fulmen.runtime.core_structs import CODES, HEADER, STATE, TENSOR, Struct, Words
 from fulmen.runtime.recording import note_call
-from fulmen.runtime.warning import warn_once
+from fulmen.runtime.warning import GROWTH, warn_once
 
 DTYPES = {
     torch.float32: CODES["FLOAT32"],
@@ -32,10 +32,6 @@ NO_TENSOR: Words = (0,) * (TENSOR.size // 8)
 NO_STATE: Words = (0,) * (STATE.size // 8)
 
 _VERSION, _GROWS, _NO_WORKSPACE = CODES["VERSION"], CODES["GROWS"], CODES["NO_WORKSPACE"]
-_GROWTH = (
-    "log_decay has a value above 0, with which the state grows from token to token: it is the natural logarithm of the "
-    "decay, so that a factor of 0.9 must be given as -0.105"
-)
 
 
 class RefusedError(RuntimeError):
@@ -129,7 +125,7 @@ class Core:
         if _memory.allocated:
             _memory.allocated.clear()
         if status == _GROWS:
-            warn_once(_GROWTH)
+            warn_once(GROWTH)
         elif status:
             self._refuse(status)
 

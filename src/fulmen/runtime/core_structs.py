@@ -265,13 +265,29 @@ CAUSAL_CONV1D_STEP = Struct(
     bias=TENSOR,
     output=TENSOR,
 )
+RMS_NORM = Struct(
+    "rms_norm_call",
+    header=HEADER,
+    batch=INTEGER,
+    tokens=INTEGER,
+    heads=INTEGER,
+    size=INTEGER,
+    activation=INTEGER,
+    gate_first=INTEGER,
+    epsilon=DOUBLE,
+    x=TENSOR,
+    gate=TENSOR,
+    weight=TENSOR,
+    output=TENSOR,
+    rates=POINTER,
+)
 
 # The header's constants that Python uses, without their prefix FULMEN_.
 _DTYPES = ("FLOAT32", "BFLOAT16", "FLOAT16")
 _DECAYS = ("DECAY_NONE", "DECAY_HEAD", "DECAY_TOKEN", "DECAY_CHANNEL")
 _SCHEDULES = ("AUTO", "RECURRENT", "LOOP", "PARALLEL", "RECOMPUTE")
 _SPLITS = ("SPLIT_AUTO", "SPLIT_BATCH", "SPLIT_HEAD", "SPLIT_SEQUENCE")
-_ACTIVATIONS = ("IDENTITY", "SILU")
+_ACTIVATIONS = ("IDENTITY", "SILU", "SIGMOID")
 _ENUMS = (_DTYPES, _DECAYS, _SCHEDULES, _SPLITS, _ACTIVATIONS)
 CODES = {name: code for names in _ENUMS for code, name in enumerate(names)}
-CODES |= {"VERSION": 5, "OK": 0, "GROWS": -1, "BAD_SEQUENCES": 6, "NO_WORKSPACE": 10}
+CODES |= {"VERSION": 6, "OK": 0, "GROWS": -1, "BAD_SEQUENCES": 6, "NO_WORKSPACE": 10}

@@ -5,11 +5,12 @@ Ops are defined on a ``torch.library.Library``, whose calls cost a third of thos
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from fulmen.runtime.batching import batching_rule
 from fulmen.runtime.tensors import autocast_enabled
 from fulmen.runtime.torch_private import differentiable, not_differentiable, only_the_kernel_runs
 
@@ -17,8 +18,19 @@ _library = torch.library.Library("fulmen", "DEF")
 implementations: dict[str, Callable[..., Any]] = {}  # by the op's name; their last argument is the backend
 
 
-def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any], tensor: int = 0) -> Callable[..., Any]:
-    """Register an op, and return it as a function; its argument number ``tensor`` is a tensor in every call."""
+def define(
+    schema: str,
+    run: Callable[..., Any],
+    fake: Callable[..., Any],
+    tensor: int = 0,
+    shared: Mapping[str, int] | None = None,
+    gradients: Sequence[str] = (),
+) -> Callable[..., Any]:
+    """Register an op, and return it as a function.
+
+    Its argument number ``tensor`` is a tensor in every call; ``shared`` and ``gradients`` are for
+    :func:`fulmen.runtime.batching.batching_rule`.
+    """
     name = schema.partition("(")[0]
     implementations[name] = run
 
@@ -32,7 +44,9 @@ def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any], tenso
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     _library.impl(name, run_without_autocast, "CompositeExplicitAutograd")
     torch.library.register_fake(f"fulmen::{name}", fake, lib=_library)
-    return _called(name, getattr(torch.ops.fulmen, name).default)
+    op = getattr(torch.ops.fulmen, name).default
+    torch.library.register_vmap(f"fulmen::{name}", batching_rule(op, shared or {}, gradients), lib=_library)
+    return _called(name, op)
 
 
 def _called(name: str, op: Callable[..., Any]) -> Callable[..., Any]:

@@ -167,6 +167,24 @@ def test_shared_heads_on_any_number_of_threads(decays):
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("decays", ALL_DECAYS)
+@pytest.mark.usefixtures("poisoned_workspace")
+def test_heads_that_share_queries_and_keys_get_the_bits_of_heads_with_their_own(build, decays, dtype):
+    """6 of them are walked together, 2 that share both, and 8 with more than one panel of values."""
+    for heads, value_size in (((2, 2, 12), 20), ((3, 2, 12), 20), ((1, 1, 8), 70)):
+        case = Case(decays=decays, packed=(70, 0, 3), heads=heads, key_size=12, value_size=value_size, dtype=dtype)
+        given = {n: x for n, x in tensors(case).items() if not n.startswith("grad_")}
+        repeated = dict(given)
+        for name in ("q", "k"):
+            repeated[name] = given[name].repeat_interleave(heads[2] // given[name].shape[2], 2)
+        call = partial(fulmen.linear_attention, cu_seqlens=torch.tensor(case.bounds), return_state=True)
+        with core.core.using(build):
+            for together, alone in zip(call(**given), call(**repeated), strict=True):
+                assert torch.equal(together, alone), heads
+
+
 @pytest.mark.parametrize("chunk_size", [24, 290])  # several in a segment, and one that is longer
 def test_chunk_states_of_shared_heads(chunk_size):
     """The gradients are the sums of those that repeated heads get, in the order of heads; those of decays the same."""
@@ -298,7 +316,7 @@ def test_a_forked_child_works_alone():
 
 
 def workspace_per_thread(length, backward, heads=(16, 16, 16), batch=1, packed=None):
-    q, k, v, each = (torch.empty(1).expand(batch, length, h, 128) for h in (*heads, max(heads)))
+    q, k, v, each = (torch.empty(128).expand(batch, length, h, 128) for h in (*heads, max(heads)))
     cu_seqlens = None if packed is None else torch.arange(packed + 1) * (length // packed)
     p = Attention(q, k, v, each, each, 1.0, None, cu_seqlens, "auto")
     return workspace_bytes(p, backward) / torch.get_num_threads()

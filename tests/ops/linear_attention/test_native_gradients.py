@@ -103,6 +103,17 @@ def test_gentle_decay_does_not_drift(form):
         assert (got - want).abs().max() <= 2e-5 * want.abs().max()
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_equal_tokens_do_not_drift(form):
+    """Every sum with the state is rounded the same way for a long time: once for a chunk, and not once for a token."""
+    inputs = [x.expand(1, 8192, 1, 64) for x in tokens(1, 1, 64)]
+    decays = constant(form, -1e-5, 8192, heads=1, size=64)
+    exact = {name: x if x is None else x.double() for name, x in decays.items()}
+    expected = attend(*(x.double() for x in inputs), **exact, backend="torch")
+    for got, want in zip(attend(*inputs, **decays, backend="native"), expected, strict=True):
+        assert (got - want).abs().max() <= 1e-5 * want.abs().max()
+
+
 @pytest.mark.one_build  # it tries all
 @pytest.mark.parametrize("isa", core.core.builds if core.core else [])
 @pytest.mark.parametrize("decays", ["head", "token", "channel"])

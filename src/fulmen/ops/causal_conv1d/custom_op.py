@@ -32,6 +32,7 @@ OPERATOR = Operator(
     limits="fulmen.lab.operators.causal_conv1d.limits",
 )
 _backend: Callable[[str], ConvolutionBackend] = OPERATOR.backend
+_SHARED = {"weight": 2, "bias": 1}
 
 
 # ---- causal_conv1d ---------------------------------------------------------------------------------------------------
@@ -102,6 +103,7 @@ define(
     f"causal_conv1d({_ARGS}, bool return_state, str backend) -> (Tensor, Tensor)",
     _forward,
     _forward_fake,
+    shared=_SHARED,
 )
 define(
     f"""causal_conv1d_backward(Tensor? grad_output, Tensor? grad_state, {_ARGS}, bool[] wanted,
@@ -109,6 +111,8 @@ define(
     _backward,
     _backward_fake,
     tensor=2,
+    shared=_SHARED,
+    gradients=Gradients._fields,
 )
 causal_conv1d = define_gradient("causal_conv1d", _gradient, _keep)
 _causal_conv1d_backward = without_gradient("causal_conv1d_backward", "causal_conv1d")
@@ -136,4 +140,5 @@ causal_conv1d_step = define(
     str backend) -> Tensor""",
     _step,
     _step_fake,
+    shared=_SHARED,
 )

@@ -16,6 +16,7 @@ from fulmen.runtime.library import define, define_gradient, without_gradient
 from fulmen.runtime.operators import Operator
 from fulmen.runtime.recording import note_update
 from fulmen.runtime.tensors import state_dtype
+from fulmen.runtime.warning import warn_if_growing
 
 OPERATOR = Operator(
     name="delta_rule",
@@ -31,6 +32,7 @@ OPERATOR = Operator(
     limits="fulmen.lab.operators.delta_rule.limits",
 )
 _backend: Callable[[str], DeltaRuleBackend] = OPERATOR.backend
+_SHARED = {"log_decay": 1}  # one per head
 
 
 # ---- delta_rule ------------------------------------------------------------------------------------------------------
@@ -54,6 +56,7 @@ def _new_gradients(p: DeltaRule, wanted: list[bool]) -> Gradients:
 def _forward(*args: Any) -> tuple[Tensor, Tensor]:
     *call, return_state, backend = args
     p = DeltaRule(*call)
+    warn_if_growing(backend, p.log_decay)
     output, state = _results(p, return_state)
     _backend(backend).forward(p, output, state if return_state else None)
     return output, state
@@ -98,13 +101,17 @@ def _gradient(ctx: Any, grad_output: Tensor | None, grad_state: Tensor | None) -
 
 _ARGS = """Tensor q, Tensor k, Tensor v, Tensor beta, Tensor? log_decay, bool normalize_qk, float scale,
     Tensor? initial_state, Tensor? cu_seqlens, str schedule"""
-define(f"delta_rule({_ARGS}, bool return_state, str backend) -> (Tensor, Tensor)", _forward, _forward_fake)
+define(
+    f"delta_rule({_ARGS}, bool return_state, str backend) -> (Tensor, Tensor)", _forward, _forward_fake, shared=_SHARED
+)
 define(
     f"""delta_rule_backward(Tensor? grad_output, Tensor? grad_state, {_ARGS},
     bool[] wanted, str backend) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)""",
     _backward,
     _backward_fake,
     tensor=2,
+    shared=_SHARED,
+    gradients=Gradients._fields,
 )
 delta_rule = define_gradient("delta_rule", _gradient, _keep)
 _delta_rule_backward = without_gradient("delta_rule_backward", "delta_rule")
@@ -115,6 +122,7 @@ _delta_rule_backward = without_gradient("delta_rule_backward", "delta_rule")
 
 def _step(*args: Any) -> Tensor:
     p, backend = Step(*args[:-1]), args[-1]
+    warn_if_growing(backend, p.log_decay)
     output = p.v.new_empty(p.output_shape)
     try:
         _backend(backend).step(p, output)
@@ -133,4 +141,5 @@ delta_rule_step = define(
     bool normalize_qk, float scale, str backend) -> Tensor""",
     _step,
     _step_fake,
+    shared=_SHARED,
 )

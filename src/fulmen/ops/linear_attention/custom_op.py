@@ -17,6 +17,7 @@ from fulmen.runtime.library import define, define_gradient, without_gradient
 from fulmen.runtime.operators import Operator
 from fulmen.runtime.recording import note_update
 from fulmen.runtime.tensors import state_dtype
+from fulmen.runtime.warning import warn_if_growing
 
 OPERATOR = Operator(
     name="linear_attention",
@@ -32,6 +33,7 @@ OPERATOR = Operator(
     limits="fulmen.lab.operators.linear_attention.limits",
 )
 _backend: Callable[[str], AttentionBackend] = OPERATOR.backend
+_SHARED = {"log_decay": 1}  # one per head
 
 
 def _new_gradients(p: Attention | States, wanted: list[bool]) -> Gradients:
@@ -57,6 +59,7 @@ def _attention_results(p: Attention, return_state: bool) -> tuple[Tensor, Tensor
 def _attention(*args: Any) -> tuple[Tensor, Tensor]:
     *call, return_state, backend = args
     p = Attention(*call)
+    warn_if_growing(backend, p.log_decay, p.log_decay_v)
     output, state = _attention_results(p, return_state)
     _backend(backend).forward(p, output, state if return_state else None)
     return output, state
@@ -104,6 +107,7 @@ define(
     f"linear_attention({_ATTENTION_ARGS}, bool return_state, str backend) -> (Tensor, Tensor)",
     _attention,
     _attention_fake,
+    shared=_SHARED,
 )
 define(
     f"""linear_attention_backward(Tensor? grad_output, Tensor? grad_state, {_ATTENTION_ARGS},
@@ -111,6 +115,8 @@ define(
     _attention_backward,
     _attention_backward_fake,
     tensor=2,
+    shared=_SHARED,
+    gradients=Gradients._fields,
 )
 linear_attention = define_gradient("linear_attention", _attention_gradient, _attention_keep)
 _linear_attention_backward = without_gradient("linear_attention_backward", "linear_attention")
@@ -121,6 +127,7 @@ _linear_attention_backward = without_gradient("linear_attention_backward", "line
 
 def _step(*args: Any) -> Tensor:
     p, backend = Step(*args[:-1]), args[-1]
+    warn_if_growing(backend, p.log_decay, p.log_decay_v)
     output = p.v.new_empty(p.output_shape)
     try:
         _backend(backend).step(p, output)
@@ -140,6 +147,7 @@ linear_attention_step = define(
     float scale, str backend) -> Tensor""",
     _step,
     _step_fake,
+    shared=_SHARED,
 )
 
 
@@ -153,6 +161,7 @@ def _states_result(p: States) -> Tensor:
 def _states(*args: Any) -> Tensor:
     *call, backend = args
     p = States(*call)
+    warn_if_growing(backend, p.log_decay, p.log_decay_v)
     states = _states_result(p)
     _backend(backend).states_forward(p, states)
     return states
@@ -194,12 +203,14 @@ def _states_gradient(ctx: Any, grad_states: Tensor) -> tuple[Tensor | None, ...]
 
 _STATES_ARGS = """Tensor k, Tensor v, Tensor? log_decay, Tensor? log_decay_v, Tensor? initial_state, int chunk_size,
     str schedule"""
-define(f"chunk_states({_STATES_ARGS}, str backend) -> Tensor", _states, _states_fake)
+define(f"chunk_states({_STATES_ARGS}, str backend) -> Tensor", _states, _states_fake, shared=_SHARED)
 define(
     f"""chunk_states_backward(Tensor states, Tensor grad_states, {_STATES_ARGS},
     bool[] wanted, str backend) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)""",
     _states_backward,
     _states_backward_fake,
+    shared=_SHARED,
+    gradients=Gradients._fields,
 )
 chunk_states = define_gradient("chunk_states", _states_gradient, _states_keep)
 _chunk_states_backward = without_gradient("chunk_states_backward", "chunk_states")

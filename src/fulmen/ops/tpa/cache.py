@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fulmen.ops.tpa.api import tpa_decode
 from fulmen.ops.tpa.validation import check_pair, check_seqlens, refuse_gradients
-from fulmen.runtime.checks import check_alike, check_count
+from fulmen.runtime.checks import check_alike, check_count, check_rows
 from fulmen.runtime.tensors import autocast, autocast_enabled
 
 
@@ -112,6 +112,7 @@ class TPACache:
 
     def select(self, rows: Tensor | list[int] | slice) -> TPACache:
         """A cache of the samples at these rows, in this order."""
+        check_rows(rows, self.rows)
         chosen = TPACache(self._capacity)
         chosen._factors = {name: x[rows].clone() for name, x in self._factors.items()}
         chosen._settle(self._tokens, None if self._lengths is None else self._lengths[rows].clone())
@@ -119,6 +120,7 @@ class TPACache:
 
     def join(self, other: TPACache) -> TPACache:
         """A cache of these samples, then those of ``other``."""
+        self._check_type(other)
         if self.rows is None or other.rows is None:
             return (other if self.rows is None else self).select(slice(None))
         self._check_other(other)
@@ -140,6 +142,7 @@ class TPACache:
             rows: ``[other.rows]``, indices.
         """
         self._check_other(other)
+        check_rows(rows, self.rows)
         if len(rows) != other.rows:
             raise ValueError(f"rows must be as many as other has, {other.rows}; got {len(rows)}")
         lengths = self.lengths
@@ -189,12 +192,15 @@ class TPACache:
             if lengths.device.type == "cpu" and not bool(((lengths >= 0) & (lengths <= count)).all()):
                 raise ValueError(f"lengths must be 0 to N = {count}; got {lengths.tolist()}")
 
+    def _check_type(self, other: object) -> None:
+        if not isinstance(other, TPACache):
+            raise TypeError(f"other must be a TPACache; got {type(other).__name__}")
+
     def _check_other(self, other: TPACache) -> None:
         def alike(cache: TPACache) -> dict[str, object]:
             return {name: (x.shape[2:], x.dtype, x.device) for name, x in cache._factors.items()}
 
-        if not isinstance(other, TPACache):
-            raise TypeError(f"other must be a TPACache; got {type(other).__name__}")
+        self._check_type(other)
         if alike(other) != alike(self):
             raise ValueError(f"other must have the factors' shapes, dtype and device of {self}; got {other}")
 
