@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from fulmen.integrations.transformers import convolution, delta_rule, mamba2, minimax
+from fulmen.integrations.transformers import convolution, delta_rule, mamba2, minimax, norms
 
 OURS: Mapping[str, Callable[..., Any]] = {
     function.__name__: function
@@ -28,8 +28,15 @@ OURS: Mapping[str, Callable[..., Any]] = {
     )
 }
 
-# Forwards that compute a recurrence in place of calling a function, by the name of their class.
-OUR_FORWARDS: Mapping[str, Callable[..., Any]] = {"MiniMaxLightningAttention": minimax.lightning_attention}
+# Whole forwards, by the name of their class: a recurrence that no function has, and norms of the Mamba-2 family.
+OUR_FORWARDS: Mapping[str, Callable[..., Any]] = {
+    "MiniMaxLightningAttention": minimax.lightning_attention,
+    "MambaRMSNormGated": norms.rms_norm_gated,
+    "BambaRMSNormGated": norms.rms_norm_gated,
+    "GraniteMoeHybridRMSNormGated": norms.rms_norm_gated,
+    "NemotronHRMSNormGated": norms.rms_norm_gated,
+    "Zamba2RMSNormGated": norms.rms_norm_gated,
+}
 
 _MAMBA1 = "Mamba-1's recurrence: Fulmen has no operator for it"
 LEFT_ALONE: Mapping[str, str] = {
