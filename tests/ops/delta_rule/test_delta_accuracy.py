@@ -68,6 +68,19 @@ def test_the_torch_backend_keeps_the_digits_of_reflections_that_repeat(decays, s
     check(case._replace(keys="repeated", betas="near two", normalizes=False), "torch")
 
 
+def test_the_torch_backend_keeps_the_digits_of_what_little_is_left_of_a_gradient():
+    """Tokens that correct both channels of a state leave little of its gradient."""
+    case = Case(batch=1, length=128, heads=(1, 1, 1), key_size=2, value_size=2, decays="channel", values="zero", seed=1)
+    check(case._replace(keys="repeated"), "torch")
+
+
+@pytest.mark.parametrize("keys", ["parallel", "repeated"])
+def test_the_torch_backend_keeps_the_digits_of_float64(keys):
+    """There is no wider type for the inverse."""
+    case = Case(batch=1, length=200, heads=(1, 1, 1), key_size=2, value_size=2, keys=keys, betas="near two")
+    check(case._replace(decays="none", normalizes=False, dtype=torch.float64), "torch")
+
+
 @BACKEND
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("decays", ["token", "channel"])

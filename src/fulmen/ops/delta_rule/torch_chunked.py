@@ -6,11 +6,14 @@ In a chunk, S the state that enters and w the decays of :mod:`fulmen.ops.delta_r
     Y = X (V - later(k) S)                      U = β Y
     O = later(scale q) S + M U                  S_out = decayed(S) + earlier(k)ᵀ U
 
-so a chunk's corrections are one triangular solve, which does not wait for the state; Y = X V - (X later(k)) S, since X
-would magnify the rounding of later(k) S. Its gradient is that of linear
-attention with two reads for each token, of q and of k; docs/delta_rule.md derives it. A sequence is walked in segments
-of chunks: all that does not depend on the state is computed for a whole segment at once. The backward keeps one state
-for each segment and recomputes the rest.
+so a chunk's corrections are one triangular solve, which does not wait for the state. With R = X later(k),
+
+    Y = X V - R S                               O = (later(scale q) - M β R) S + M β X V
+
+In the first, X would magnify the rounding of later(k) S. The second says how the output depends on S: of later(scale q)
+alone, later(k)ᵀ dV would take most away again. The gradient is that of linear attention with two reads for each token,
+of q and of k; docs/delta_rule.md derives it. A sequence is walked in segments of chunks: what does not depend on the
+state is computed for a whole segment at once. The backward keeps one state for each segment and recomputes the rest.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ from fulmen.ops.chunks.weights import sum_before, sum_channels, sum_from
 from fulmen.ops.delta_rule import reference
 from fulmen.ops.delta_rule.gates import ChannelGate, ScalarGate
 from fulmen.ops.delta_rule.problem import DeltaRule, Gradients, normalized, normalized_backward
+
+SHORT_CHUNK = 16  # where the inverse has no wider dtype than the call: of 64 keys that are alike it costs a digit more
 
 step = reference.step  # one token has nothing to chunk
 
@@ -95,16 +100,17 @@ class Chunks:
         k = self.k.to(wide(self.k))
         overlaps = self.gate.pairs(k, k).tril(-1)
         self.overlaps, self.inverse = overlaps.to(self.k.dtype), inverse(overlaps * self.beta.mT)
-        self.later_k, self.earlier_k = self.gate.later(self.k), self.gate.earlier(self.k)
+        self.earlier_k = self.gate.earlier(self.k)
+        self.reads = wide_product(self.inverse, self.gate.later(self.k))
 
     def walk(self, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The state that enters each chunk ``[B, H, chunks, D, E]``, Y, and the state that leaves the segment."""
         states = state.new_empty(*self.k.shape[:3], *state.shape[2:])
-        errors, reads = wide_product(self.inverse, self.v), wide_product(self.inverse, self.later_k)
+        errors = wide_product(self.inverse, self.v)
         for i in range(self.segment.chunks):
             states[:, :, i] = state
             y = errors[:, :, i]
-            y -= reads[:, :, i] @ state
+            y -= self.reads[:, :, i] @ state
             state = self.gate.decayed(state, i) + self.earlier_k[:, :, i].mT @ (self.beta[:, :, i] * y)
         return states, errors, state
 
@@ -115,14 +121,15 @@ class Chunks:
         states, errors, _ = self.walk(state)
         grad_written = self.scores.mT @ do
         grad_states = torch.empty_like(states)
-        direct = gate.later(q).mT @ do
+        corrected = self.beta * self.reads
+        direct = (gate.later(q) - wide_product(self.scores.to(wide(q)), corrected)).mT @ do
         dv = torch.empty_like(self.v)
         for i in reversed(range(self.segment.chunks)):
             grad_states[:, :, i] = grad_state
-            du = grad_written[:, :, i]
-            du += self.earlier_k[:, :, i] @ grad_state
+            du, of_state = grad_written[:, :, i], self.earlier_k[:, :, i] @ grad_state
+            du += of_state
             dv[:, :, i] = wide_product(self.inverse[:, :, i].mT, self.beta[:, :, i] * du)
-            grad_state = gate.decayed(grad_state, i) + direct[:, :, i] - self.later_k[:, :, i].mT @ dv[:, :, i]
+            grad_state = gate.decayed(grad_state, i) + direct[:, :, i] - corrected[:, :, i].mT @ of_state
 
         through_overlaps = (dv @ errors.mT).tril(-1)
         by_q, by_k = (do @ errors.mT).tril() * self.beta.mT, through_overlaps * -self.beta.mT
@@ -172,4 +179,6 @@ def wide_product(inverse: Tensor, x: Tensor) -> Tensor:
 
 
 def chunk_size(p: DeltaRule) -> int:
-    return 1 if p.schedule == "recurrent" else CHUNK
+    if p.schedule == "recurrent":
+        return 1
+    return CHUNK if p.k.dtype.itemsize < wide(p.k).itemsize else SHORT_CHUNK
