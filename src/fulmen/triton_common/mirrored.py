@@ -45,6 +45,12 @@ def sum_columns(x, MIRRORED: tl.constexpr):
 
 
 @triton.jit
+def sum_rows(x, MIRRORED: tl.constexpr):
+    """One number for each column."""
+    return tl.sum(x, 1 if MIRRORED else 0)
+
+
+@triton.jit
 def load_oriented_state(
     x, sequence, head, boundary, rows, columns, row_size, column_size, MIRRORED: tl.constexpr
 ):  # fmt: skip

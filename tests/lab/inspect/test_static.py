@@ -20,7 +20,10 @@ pytestmark = [
 pytest.importorskip("triton")
 
 
-@pytest.mark.parametrize(("arch", "decay"), [("sm_80", "token"), ("sm_120", "channel+value"), ("gfx950", "token")])
+@pytest.mark.parametrize(
+    ("arch", "decay"),
+    [("sm_80", "token"), pytest.param("sm_120", "channel+value", marks=pytest.mark.long), ("gfx950", "token")],
+)
 def test_kernels_fit(arch, decay, tmp_path, monkeypatch):
     """On an architecture of each vendor, and where registers are scarcest."""
     from fulmen.lab.inspect.compilation import resources
@@ -108,6 +111,7 @@ def test_decoding_does_not_compile_as_it_goes_on():
     assert compiled_at((1, 2, 16, 256, 257, 272, 3843, 3920, 8000), decode) == {"decode": [1, 257], "merge": [257]}
 
 
+@pytest.mark.long
 def test_what_was_kept_is_found_by_any_choice_of_kernels():
     """In processes of their own: Triton remembers what it has seen."""
     program = """
@@ -178,7 +182,7 @@ def test_the_command(tmp_path):
     assert {r["shared_limit"] for r in reports} == {101_376}
     keys = "kernel role arch dtype D E decay shared shared_limit registers spills tensor_core_ops compile_seconds"
     assert set(keys.split()) <= set(reports[0])
-    assert "0 spill" in result.stdout
+    assert re.search(r"\d kernels: \d+ spill, 0 need more shared memory than there is", result.stdout)
     assert "| kernel | sm_120 |" in result.stdout
 
 
@@ -190,15 +194,17 @@ def test_an_unknown_kernel_is_answered_with_those_there_are(capsys):
 
 @pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
 def test_merging_blocks_is_not_compiled_to_nothing(arch, tmp_path, monkeypatch):
-    """As Triton 3.7.1 does on sm_100 where a product of it has 64 rows."""
+    """As Triton 3.7.1 does on sm_100 where a product of it has 64 rows. The kernels' work is in a branch of them."""
     from fulmen.lab.inspect.compilation import resources
     from fulmen.lab.inspect.dry_run import dry_run
-    from fulmen.lab.operators.linear_attention.workloads import attention
+    from fulmen.lab.operators.linear_attention.workloads import attention, gradients
     from fulmen.ops.linear_attention import triton
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     with dry_run(ARCHITECTURES[arch]) as (launches, _):
         p = attention(Decays.named("channel"), torch.bfloat16, 128, 128)
-        triton.forward(p, torch.empty(p.output_shape, dtype=torch.bfloat16), None)
-    merge = next(launch for launch in launches if launch.kernel == "merge_blocks")
-    assert resources(merge, ARCHITECTURES[arch]).tensor_core_ops > 0
+        triton.backward(p, torch.empty(p.output_shape, dtype=torch.bfloat16), None, gradients(p))
+    merging = {launch.kernel: launch for launch in launches if launch.kernel in ("merge_blocks", "add_merged_pairs")}
+    assert len(merging) == 2
+    for launch in merging.values():
+        assert resources(launch, ARCHITECTURES[arch]).tensor_core_ops > 0

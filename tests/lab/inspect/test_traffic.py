@@ -26,7 +26,7 @@ from fulmen.ops.chunks.decay_form import Decays
 from fulmen.ops.causal_conv1d.problem import Step
 from fulmen.ops.output_gate.problem import Gated, Kept
 
-size = dict(key_size=16, value_size=40, batch=1, length=144, heads=1)
+size = dict(key_size=16, value_size=40, batch=1, length=80, heads=1)
 counts = {}
 
 def calls(run):
@@ -37,13 +37,13 @@ def calls(run):
         output, grads = torch.zeros(p.output_shape, dtype=torch.bfloat16), gradients(p)
         counts[f"{decay} {schedule} forward"] = run(lambda: _backend.forward(p, output, None))
         counts[f"{decay} {schedule} backward"] = run(lambda: _backend.backward(p, output, None, grads))
-    p = workloads_gate.call(torch.bfloat16, 144, 40, batch=1, length=200, heads=1)
+    p = workloads_gate.call(torch.bfloat16, 144, 40, batch=1, length=100, heads=1)
     output, grads = torch.zeros_like(p.gate), Gated(*map(torch.zeros_like, p))
     for kept in (Kept(None, None), Kept(torch.zeros(p.kv_shape), torch.zeros(p.gate.shape))):
         kind = "without" if kept.kv is None else "with"
         counts[f"gate {kind} cache, forward"] = run(lambda: workloads_gate._backend.forward(p, output, kept))
         counts[f"gate {kind} cache, backward"] = run(lambda: workloads_gate._backend.backward(p, kept, output, grads))
-    p = workloads_tpa.call(torch.bfloat16, 16, 40, key_rank=2, tokens=600, batch=1, heads=20, rank=3)
+    p = workloads_tpa.call(torch.bfloat16, 16, 40, key_rank=2, tokens=300, batch=1, heads=20, rank=3)
     output = torch.zeros(p.output_shape, dtype=torch.bfloat16)
     for split in ("batch", "head", "sequence"):
         counts[f"tpa {split}"] = run(lambda: workloads_tpa._backend.forward(p._replace(split=split), output))
@@ -101,6 +101,7 @@ def count(interpret):
     return json.loads(result.stdout)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(interpreted(), reason="it starts the interpreter itself")
 def test_the_formulas_count_what_is_loaded_and_stored():
     formulas, interpreted = count(False), count(True)

@@ -12,6 +12,7 @@ pytestmark = [
 pytest.importorskip("triton")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arch", ["sm_80", "gfx942"])
 def test_one_architecture_of_each_vendor(arch):
     from fulmen.lab.inspect.inspection import reports

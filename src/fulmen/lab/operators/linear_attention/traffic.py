@@ -48,10 +48,15 @@ def _scan(a: Arguments) -> int:
 def _walk(a: Arguments) -> int:
     """One launch may walk some of the segments."""
     tiles = ceil(a["write_size"] / a["W"])
-    total = tiles * (_rows(a, "x", "y", "scores") + _scalar_decay(a) + bytes_of(a["totals"]))
-    total += _rows(a, "z", "result", "m")
+    of_written = a["write_decay"] is not None
+    total = tiles * (_rows(a, "x", "y", "scores") + _scalar_decay(a))
+    total += bytes_of(a["totals"]) * (1 if of_written else tiles)
+    total += tiles * bytes_of(a["reach"]) if of_written else 0
+    total += _rows(a, "z", "result", "m", "write_decay")
     total += _states(a, a["read_size"], a["write_size"], "entering", "leaving", "boundaries")
-    total += sum(bytes_of(a[name]) for name in ("sums", "crossing"))
+    # With a decay per channel, a walk backward in time that follows one forward in time reads what that one wrote.
+    follows = of_written and a["WALK"] == "dk" and a["y"] is not None
+    total += bytes_of(a["sums"]) * (2 if follows else 1) + bytes_of(a["crossing"])
     return total * a["walked"] // a["segments"]
 
 
@@ -102,6 +107,7 @@ BYTES: Counts = {
     "fulmen.ops.linear_attention.triton.walk.walk": _walk,
     "fulmen.ops.linear_attention.triton.prepare.prepare": _prepare,
     "fulmen.ops.linear_attention.triton.prepare.merge_blocks": _merge_blocks,
+    "fulmen.ops.linear_attention.triton.merged_pairs.add_merged_pairs": _merge_blocks,
     "fulmen.ops.linear_attention.triton.walk.sum_decay_gradient": _sum_decay_gradient,
     "fulmen.ops.linear_attention.triton.states.summarise": _summarise,
     "fulmen.ops.linear_attention.triton.states.fold": _fold,

@@ -1,7 +1,8 @@
 """The Triton backend, for NVIDIA and AMD GPUs.
 
 A sequence is partitioned into segments, and a program walks the chunks of a segment with the state in registers
-(:mod:`~fulmen.ops.linear_attention.triton.scan`). With one segment ("loop") that is all. With several, their states are
+(:mod:`~fulmen.ops.linear_attention.triton.walk`, and :mod:`~fulmen.ops.linear_attention.triton.scan` where the channels
+of the values decay). With one segment ("loop") that is all. With several, their states are
 found first: summarise each segment, then fold the summaries. "parallel" has a segment for every 128 tokens, "auto" as
 few as fill the card. The backward walks forward in time for dq, and backward in time for dk and for dv.
 """
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from fulmen.ops.chunks.decay_form import as_sequence
 from fulmen.ops.linear_attention.problem import Attention, Gradients, States, Step
-from fulmen.ops.linear_attention.triton import scalar
+from fulmen.ops.linear_attention.triton import walks
 from fulmen.ops.linear_attention.triton.boundaries import fill_boundary, new_boundaries, per_head, sum_heads
 from fulmen.ops.linear_attention.triton.decay_gradients import DecayGradient
 from fulmen.ops.linear_attention.triton.launch import Launcher, partition_attention
@@ -33,8 +34,8 @@ def forward(p: Attention, output: Tensor, state: Tensor | None) -> None:
     if p.schedule == "recurrent":
         run.recur(p.q, p.k, p.v, output, p.scale, p.initial_state, state)
         return
-    if run.of_scalars or run.of_keys:
-        scalar.forward(run, p, output, state)
+    if run.walks_serve:
+        walks.forward(run, p, output, state)
         return
     entering, leaving = p.initial_state, state
     if run.partition.segments > 1:
@@ -53,8 +54,8 @@ def backward(p: Attention, grad_output: Tensor | None, grad_state: Tensor | None
     do = None if grad_output is None else readable(grad_output)
     schedule = "loop" if p.schedule == "recurrent" or do is None else p.schedule
     run = Launcher(p, *partition_attention(p, schedule), small=schedule == "recompute")
-    if run.of_scalars:
-        scalar.backward(p, schedule, do, grad_state, grads)
+    if run.walks_serve:
+        walks.backward(p, schedule, do, grad_state, grads)
         run.clear_rest(grads.q, grads.k, grads.v, grads.log_decay)
         return
     key = DecayGradient(run, p.k, grads.log_decay, "key", walks=2 if do is not None else 1)
@@ -82,7 +83,7 @@ def walk_forward(
             grads.q.zero_()
         return boundaries
     leaving = boundaries if run.partition.segments == 1 else None
-    dq = per_head(grads.q, run.heads)
+    dq = per_head(run, grads.q)
     run.scan(
         do, p.v, p.k, dq,
         walk="dq", scale=p.scale, entering=entering, leaving=leaving, gradient=key.walk(p.q),
@@ -134,17 +135,15 @@ def backward_from_states(
     if isinstance(p, Attention) and do is not None:
         q, scale = p.q, p.scale
     if grads.k is not None or key.requested:
-        dk = per_head(grads.k, run.heads)
+        dk = per_head(run, grads.k)
         run.scan(
             p.v, do, q, dk,
             walk="dk", scale=scale, entering=entering, gradient=key.walk(p.k, boundaries),
         )  # fmt: skip
         sum_heads(dk, grads.k)
         del dk
-    if run.of_keys and do is not None:
-        scalar.walk_dv(run, p, do, entering, leaving, grads)
-    elif grads.v is not None or value.requested or leaving is not None:
-        dv = per_head(grads.v, run.heads)
+    if grads.v is not None or value.requested or leaving is not None:
+        dv = per_head(run, grads.v)
         run.scan(
             p.k, q, do, dv, walk="dv", scale=scale,
             entering=entering, leaving=leaving, gradient=value.walk(p.v, boundaries),
@@ -184,9 +183,10 @@ def states_backward(p: States, states: Tensor, grad_states: Tensor, grads: Gradi
     entering = grad_states.clone(memory_format=torch.contiguous_format)
     if p.k.shape[1] > 0:
         run.fold(entering, backward=True)
-        if run.of_scalars:
-            scalar.states_backward(run, p, states, entering, grads)
-    if p.k.shape[1] > 0 and not run.of_scalars:
+        # What is prepared is of chunks that segments consist of, and here a segment may have any number of tokens.
+        if run.walks_serve and not run.of_keys:
+            walks.states_backward(run, p, states, entering, grads)
+    if p.k.shape[1] > 0 and (run.of_keys or not run.walks_serve):
         key = DecayGradient(run, p.k, grads.log_decay, "key", walks=1)
         value = DecayGradient(run, p.v, grads.log_decay_v, "value", walks=1)
         backward_from_states(run, p, None, entering, None, states, (key, value), grads)

@@ -10,6 +10,27 @@ from fulmen.ops.chunks.decay_form import DecayForm
 from fulmen.ops.linear_attention.triton.launch import Gradient, Launcher, RowSums
 
 
+class KeyDecayGradient:
+    """The gradient of a decay per channel of the keys, which the walks for dq and dk write where it goes.
+
+    Args:
+        into: None if nobody requests it.
+    """
+
+    def __init__(self, into: Tensor | None) -> None:
+        self.into = into
+
+    @property
+    def requested(self) -> bool:
+        return self.into is not None
+
+    def of_walk(self, walk: str, factor: Tensor, boundaries: Tensor | None = None) -> RowSums | None:
+        """What the walk for dq or dk leaves; ``boundaries`` are the states there, for dk."""
+        return None if self.into is None else RowSums(factor, self.into, None, boundaries)
+
+    def finish(self) -> None: ...
+
+
 class ScalarDecayGradient:
     """The gradient of a decay that all channels share, from sums over the rows of dq and dk.
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fulmen.ops.chunks.decay_form import DecayForm, Decays
 from fulmen.ops.linear_attention.problem import Attention, States
+from fulmen.ops.linear_attention.triton.merged_pairs import add_merged_pairs
 from fulmen.ops.linear_attention.triton.prepare import merge_blocks, prepare
 from fulmen.ops.linear_attention.triton.recurrent import recur
 from fulmen.ops.linear_attention.triton.scan import scan
@@ -33,7 +34,7 @@ from fulmen.triton_common.packed import clear_rest
 from fulmen.triton_common.tiles import Tile, WalkTile, padded
 
 # The axis of the states that a walk writes, by what it computes.
-WALKS = {"output": "value", "dq": "key", "dk": "key", "dv": "value", "summary": "value", "summary_backward": "value"}
+WALKS = {"output": "value", "dq": "key", "dk": "key", "dv": "value", "summary": "key", "summary_backward": "key"}
 BACKWARD = ("dk", "dv", "summary_backward")  # in time
 # Below this many tokens a segment does not pay for the extra pass over k and v that finds the states between segments.
 SHORTEST_SEGMENT = 256
@@ -48,22 +49,24 @@ class LogDecays(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What walks over the value axis read: q and k, or what :mod:`.prepare` made of them."""
+    """What walks that write the value axis read: q and k, or what :mod:`.prepare` made of them. And what it found of
+    chunks, which all walks read."""
 
-    q: Tensor
+    q: Tensor | None  # None where there is none
     k: Tensor
     scale: float
     scores: Tensor | None = None  # [B, N, H, C]
     totals: Tensor | None = None  # [B, chunks, H, D]
+    reach: Tensor | None = None  # [B, chunks, H]
 
 
 @dataclass(frozen=True)
 class RowSums:
-    """What a walk leaves for the gradient of a scalar decay; see :class:`fulmen.ops.linear_attention.triton.walk`."""
+    """What a walk leaves for the gradient of a decay; see :mod:`fulmen.ops.linear_attention.triton.walk`."""
 
     factor: Tensor  # of the results in the loss: q or k
-    sums: Tensor  # [B, N, H * tiles]
-    crossing: Tensor | None  # [sequences, segments, H * tiles], for the walk backward in time
+    sums: Tensor  # [B, N, H * tiles]; with a decay per channel [B, N, H, D]
+    crossing: Tensor | None  # [sequences, segments, H * tiles], for the walk backward in time and a scalar decay
     boundaries: Tensor | None  # the states there
 
 
@@ -115,39 +118,50 @@ class Launcher:
         return scan_tile(self.architecture, read, write, self.dtype, self.decays, gradient, self.small)
 
     @property
-    def of_scalars(self) -> bool:
-        """Whether all channels of a token decay alike, so that :func:`walk` serves."""
-        return self.decays.channel_axes == 0
-
-    @property
     def of_keys(self) -> bool:
-        """Whether the channels of the keys decay, and only they, so that :func:`walk` serves with prepared rows."""
+        """Whether the channels of the keys decay, and only they."""
         return decays_of_keys(self.decays)
 
-    def walk_tile(self, writes: str, precise: bool = False) -> WalkTile:
-        read, write = self.sizes(writes)
-        precision = self.walk_precision(precise)
-        return walk_tile(self.architecture, read, write, precision, self.small, self.of_keys)
+    @property
+    def walks_serve(self) -> bool:
+        """Whether :func:`walk` does, and not :func:`scan`."""
+        return self.decays.channel_axes == 0 or self.of_keys
 
-    def prepare(self, p: Attention) -> Rows:
-        """What the walks over the value axis read."""
-        if not self.of_keys:
-            return Rows(p.q, p.k, p.scale)
-        batch, length = p.q.shape[:2]
-        chunk = self.walk_tile("value").chunk
+    def walk_tile(self, writes: str, precise: bool = False) -> WalkTile:
+        precision = self.walk_precision(precise)
+        tile = walk_tile(self.architecture, *self.sizes(writes), precision, self.small, self.of_keys)
+        if self.of_keys:  # what is prepared of a chunk serves the walks that write either axis
+            largest = max(self.key_size, self.value_size)
+            of_either = walk_tile(self.architecture, largest, largest, precision, self.small, self.of_keys)
+            tile = tile._replace(chunk=of_either.chunk)
+        return tile
+
+    def chunks(self, length: int, chunk: int) -> int:
+        """As many as :func:`fulmen.triton_common.operands.chunk_index` has numbers for."""
         packed = self.partition.cu_seqlens is not None
-        chunks = length // chunk + self.sequences if packed else triton.cdiv(length, chunk)
+        return length // chunk + self.sequences if packed else triton.cdiv(length, chunk)
+
+    def prepare(self, p: Attention | States) -> Rows:
+        """What walks read besides the values."""
+        q, scale = (p.q, p.scale) if isinstance(p, Attention) else (None, 1.0)
+        if not self.of_keys or q is None:
+            return Rows(q, p.k, scale)
+        batch, length = p.k.shape[:2]
+        chunk = self.walk_tile("value").chunk
+        chunks = self.chunks(length, chunk)
         kept = torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32
-        q_in, k_out, scores = (
-            p.q.new_empty(batch, length, self.heads, size, dtype=kept) for size in (self.key_size, self.key_size, chunk)
-        )
-        totals = p.q.new_empty(batch, chunks, self.heads, self.key_size, dtype=torch.float32)
-        reach = p.q.new_empty(batch, chunks, self.heads, dtype=torch.float32)
+
+        def new(size: int) -> Tensor:
+            return p.k.new_empty(batch, length, self.heads, size, dtype=kept)
+
+        q_in, k_out, scores = new(self.key_size), new(self.key_size), new(chunk)
+        totals = p.k.new_empty(batch, chunks, self.heads, self.key_size, dtype=torch.float32)
+        reach = p.k.new_empty(batch, chunks, self.heads, dtype=torch.float32)
         programs = batch * chunks * self.heads
         if programs > 0:
-            given = self.tokens(p.q), self.tokens(p.k), self.logs.key
+            given = self.tokens(q), self.tokens(p.k), self.logs.key
             found = self.tokens(q_in), self.tokens(k_out), self.tokens(scores)
-            sizes = *self.partition[:2], chunks, self.sequences, self.heads, p.scale
+            sizes = *self.partition[:2], chunks, self.sequences, self.heads, scale
             precision = self.precision("two terms")
             tile = prepare_tile(self.architecture, chunk, self.key_size)
             prepare[(programs,)](
@@ -159,7 +173,27 @@ class Launcher:
                 *given, *found, self.tokens(reach), *sizes,
                 C=chunk, K=tile.width, LEVELS=chunk.bit_length() - 1, PRECISION=precision, **tile.options,
             )  # fmt: skip
-        return Rows(q_in, k_out, 1.0, scores, totals)
+        return Rows(q_in, k_out, 1.0, scores, totals, reach)
+
+    def add_merged_pairs(
+        self, p: Attention, do: Tensor, rows: Rows, *,
+        dq: Tensor | None = None, dk: Tensor | None = None, gradient: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """What the walks for dq and dk left out, for them and for the ``gradient`` of the decay after both."""
+        if rows.reach is None or dq is dk is gradient is None:
+            return
+        chunk, chunks = self.walk_tile("key").chunk, rows.reach.shape[1]
+        programs = rows.reach.numel()
+        if programs == 0:
+            return
+        tile = merge_tile(self.architecture, chunk, max(self.key_size, self.value_size))
+        add_merged_pairs[(programs,)](
+            self.tokens(p.q), self.tokens(p.k), self.tokens(p.v), self.tokens(do), self.logs.key,
+            self.tokens(rows.reach), self.tokens(dq), self.tokens(dk), self.tokens(gradient),
+            *self.partition[:2], chunks, self.sequences, self.heads, p.scale,
+            C=chunk, K=tile.width, LEVELS=chunk.bit_length() - 1, PRECISION=self.precision("two terms"),
+            **tile.options,
+        )  # fmt: skip
 
     def walk(
         self,
@@ -171,9 +205,8 @@ class Launcher:
         walk: str,
         scale: float,
         entering: Tensor | None,
+        rows: Rows,
         leaving: Tensor | None = None,
-        scores: Tensor | None = None,
-        totals: Tensor | None = None,
         row_sums: RowSums | None = None,
         precise: bool = False,
         one_by_one: bool = False,
@@ -181,6 +214,7 @@ class Launcher:
         """``walk`` is the one of :data:`WALKS` that computes ``result``.
 
         Args:
+            rows: what was prepared.
             precise: whether the gradient of a decay depends on it.
             one_by_one: walk a segment after the other, each from what left the one before.
         """
@@ -192,13 +226,15 @@ class Launcher:
         if programs == 0:
             return
         transposed = (writes == "key") != tile.mirrored
+        of_written = self.logs.key if writes == "key" else None
+        scores = rows.scores if writes == "value" and y is not None else None
         firsts = range(0, segments, walked)
         for first in reversed(firsts) if walk in BACKWARD else firsts:
             walk_kernel[(programs,)](
-                self.tokens(x), self.tokens(y), self.tokens(z), self.tokens(result), self.logs.scalar,
-                self.tokens(scores), self.tokens(totals),
+                self.tokens(x), self.tokens(y), self.tokens(z), self.tokens(result),
+                self.logs.scalar, of_written, self.tokens(scores), self.tokens(rows.totals), self.tokens(rows.reach),
                 self.states(operands.readable_state(entering), transposed), self.states(leaving, transposed),
-                *self.row_sums(row_sums, transposed), first, walked,
+                *self.row_sums(row_sums, transposed), first, walked, self.starts_empty,
                 *self.partition, self.heads, read_size, write_size, scale,
                 C=tile.chunk, R=padded(read_size), W=tile.width, MIRRORED=tile.mirrored,
                 WHOLE=read_size == padded(read_size) and write_size % tile.width == 0,
@@ -210,7 +246,7 @@ class Launcher:
     def walk_precision(self, precise: bool) -> str:
         """Gradients of decays take away what they added. One for a whole head moreover adds what is left over all
         tokens, and every token's error with it as often as there are tokens before it."""
-        if precise:
+        if precise and not self.of_keys:
             return self.precision("two terms" if self.per_token else "three terms")
         return precision_of(self.dtype, self.architecture, self.of_keys)
 

@@ -5,7 +5,7 @@ With cum_i the sum of a chunk's logarithms up to its token i, and total that of 
     q_in_i = scale e^cum_i ⊙ q_i          k_out_j = e^(total - cum_j) ⊙ k_j          neither larger than q and k
     A_ij = scale q_i · (e^(cum_i - cum_j) ⊙ k_j)  for j ≤ i, else 0
 
-So the walk (:mod:`.walk`) has the products of a scalar decay and no exponentials.
+So the walks that read the keys' axis (:mod:`.walk`) have the products of a scalar decay and no exponentials.
 
 e^(cum_i - cum_j) is a number for each channel, and no weight of a pair. But with m = cum in the middle of the chunk it
 is e^(cum_i - m) e^(m - cum_j), and A one product of two matrices. One of the two factors is above 1, so that holds
@@ -25,9 +25,9 @@ from fulmen.triton_common.naming import named
 from fulmen.triton_common.operands import Partition, chunk_place, load_rows, row_of, store_rows
 from fulmen.triton_common.products import product, sum_where
 
-# Rows are then exact from 2^-78 to 2^80. Pairs of a later token that an earlier one would read are computed too, may be
-# anything, and are dropped.
-REACH = tl.constexpr(48.0)
+# Rows are then exact from 2^-86 to 2^88, and in :mod:`.walk`, where one factor has both halves of the chunk, from 2^-46
+# to 2^48. Pairs of a later token that an earlier one would read are computed too, may be anything, and are dropped.
+REACH = tl.constexpr(40.0)
 NUMBERS = ("length", "chunks", "sequences")  # for which Triton shall not compile a kernel again
 
 
@@ -52,18 +52,18 @@ def prepare(
         pairs, furthest = tl.zeros([C, C], tl.float32), tl.zeros([K], tl.float32)
         for channel in tl.static_range(0, D, K):
             columns = channel + tl.arange(0, K)
-            q_rows = load_rows(q, batch, t, head, rows, valid, columns)
             k_rows = load_rows(k, batch, t, head, rows, valid, columns)
             logs = channel_logs(decay, batch, t, head, rows, valid, columns)
             first = tl.sum(tl.where(row < C // 2, logs, 0.0), 0) * LOG2_E
             second = tl.sum(tl.where(row < C // 2, 0.0, logs), 0) * LOG2_E
             distance = sum_where(from_middle, logs) * LOG2_E
-            q_rows, k_rows = q_rows * tl.exp2(distance), k_rows * tl.exp2(-distance)
+            q_rows = load_rows(q, batch, t, head, rows, valid, columns) * tl.exp2(distance)
+            k_rows = k_rows * tl.exp2(-distance)
+            pairs += product(q_rows, tl.trans(k_rows), PRECISION)
             store_rows(q_in, batch, t, head, rows, valid, columns, q_rows * (scale * tl.exp2(first))[None, :])
             store_rows(k_out, batch, t, head, rows, valid, columns, k_rows * tl.exp2(second)[None, :])
             into = row_of(totals, batch, chunk, head) + columns
             tl.store(into, tl.exp2(first + second), mask=columns < k.size)
-            pairs += product(q_rows, tl.trans(k_rows), PRECISION)
             # From the logarithms, for Triton 3.7.1 fails on a maximum of the product's result on sm_100.
             furthest = tl.maximum(furthest, tl.sum(tl.where(row < C // 2, tl.abs(logs), 0.0), 0))
             furthest = tl.maximum(furthest, tl.sum(tl.where(row < C // 2, 0.0, tl.abs(logs)), 0))
@@ -88,9 +88,9 @@ def merge_blocks(
         pairs = tl.zeros([C, C], tl.float32)
         for channel in range(0, k.size, K):
             columns = channel + tl.arange(0, K)
-            q_rows = load_rows(q, batch, t, head, rows, valid, columns).to(tl.float32) * scale
             k_rows = load_rows(k, batch, t, head, rows, valid, columns)
             logs = channel_logs(decay, batch, t, head, rows, valid, columns)
+            q_rows = load_rows(q, batch, t, head, rows, valid, columns).to(tl.float32) * scale
             q_weights = channel_weights(logs, entering_mask(rows, False))
             k_weights = channel_weights(logs, entering_mask(rows, True))
             store_rows(q_in, batch, t, head, rows, valid, columns, q_rows * q_weights)

@@ -1,9 +1,10 @@
 """Tile sizes, warps and stages of the kernels of linear attention: a table.
 
-How the entries of scans, which serve decays per channel, were chosen: by compiling (`fulmen inspect`); wide tiles were
-preferred and narrowed where they spilled. Wide, because a program reads the whole of x and y for each tile of the
-written axis: at 128 channels, 64 columns request 1.5 times the bytes of reading all once, 32 columns 2.5 times. One
-stage, because a second one, where it was tried, held operands in registers for longer and spilled.
+How the entries of scans, which serve decays per channel of the values, and chunk states, were chosen: by compiling
+(`fulmen inspect`); wide tiles were preferred and narrowed where they spilled. Wide, because a program reads the whole
+of x and y for each tile of the written axis: at 128 channels, 64 columns request 1.5 times the bytes of reading all
+once, 32 columns 2.5 times. One stage, because a second one, where it was tried, held operands in registers for longer
+and spilled. The cost model, by which walks were chosen, does not prefer what spills nothing.
 
 What limits: with R channels of the read axis a program holds its state [R, width], x and y [chunk, R], and Triton lets
 every warp hold a whole operand of a product whose result has fewer rows than columns; so chunks are short. Decays per
@@ -71,7 +72,7 @@ _AMPERE = {
 }
 _HOPPER = {
     "one term": WalkTile(64, 64, 4, 2, 255, False, 2),
-    "prepared": WalkTile(64, 64, 4, 2, 255, False, 2),
+    "prepared": WalkTile(32, 64, 4, 2, 255, True, 2),
     "two terms": WalkTile(64, 64, 4, 2, 255, False, 2),
     "three terms": WalkTile(32, 64, 4, 2, 255, False, 2),
     "float32": WalkTile(16, 64, 4, 2, 255, True, 2),
@@ -80,9 +81,8 @@ _WALKS = {
     "sm_80": _AMPERE,
     "sm_90": _HOPPER,
     # Without the pattern that was reported to fail on Hopper with Triton 3.7.1: chunks of 64, 4 warps, wgmma.
-    "sm_90_short": _HOPPER | dict.fromkeys(("one term", "two terms", "prepared"), _HOPPER["three terms"]),
-    # Triton 3.7.1 compiles the merging of blocks to nothing there where a product has 64 rows.
-    "sm_100": _HOPPER | {"prepared": _HOPPER["three terms"]},
+    "sm_90_short": _HOPPER | dict.fromkeys(("one term", "two terms"), _HOPPER["three terms"]),
+    "sm_100": _HOPPER,
     "sm_120": _AMPERE,
     "gfx942": {name: tile._replace(registers=None, resident=2) for name, tile in _AMPERE.items()},
     "gfx950": {name: tile._replace(registers=None, resident=2) for name, tile in _AMPERE.items()},

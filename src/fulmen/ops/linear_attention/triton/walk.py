@@ -1,5 +1,5 @@
-"""The kernel that walks the chunks of a segment, where all channels of a token share one decay or nothing decays, and
-for output and dv also where the keys' channels each have one.
+"""The kernel that walks the chunks of a segment, where all channels of a token share one decay, nothing decays, or the
+channels of the keys each have one.
 
     S ← e^total S + Σ_j e^leave_j y_j z_jᵀ             the state [R, W], over the chunks of the segment
     r_i = e^enter_i x_i S + Σ_j e^between_ij (x_i · y_j) z_j     what the tokens of a chunk get
@@ -13,12 +13,19 @@ next chunk's are under way while this one is worked on; the scale goes into weig
 ``MIRRORED`` computes the transpose of everything. The state is then the left factor of its product with the rows, which
 on NVIDIA's before Hopper stays in registers, where the right one goes through shared memory.
 
-With a decay per channel of the keys, x and y are the rows that :mod:`.prepare` weighed, e^enter and e^leave are in
-them, the pairs e^between_ij (x_i · y_j) are there already, and e^total is a number for each row of the state.
+With a decay per channel of the keys, e^total is a number for each key of the state. Where the keys are read, x and y
+are the rows that :mod:`.prepare` weighed, e^enter and e^leave are in them, and the pairs e^between_ij (x_i · y_j) are
+there already. Where they are written, in dq and dk, enter and leave are found here for each channel, and
+
+    Σ_j e^between_ij (x_i · y_j) z_j = e^(enter_i - total) ⊙ Σ_j (x_i · y_j) (e^leave_j ⊙ z_j)
+
+whose last factor is in the state's sum anyway. That holds in the chunks that do not reach too far (:mod:`.prepare`); in
+others this sum is left out, and :mod:`.merged_pairs` adds it.
 
 The gradient of the decay needs the walks that write the key axis, dq and dk, with m = q and m = k. They leave the sums
 m_i · r_i of each token behind, without the pair of the token with itself, which does not decay; and the walk backward
-in time also Σ S ⊙ dS at the end of its segment. :func:`sum_decay_gradient` makes the gradient of them.
+in time also Σ S ⊙ dS at the end of its segment. :func:`sum_decay_gradient` makes the gradient of them. With a decay per
+channel the walk for dq leaves m_i ⊙ r_i, and that for dk puts the gradient in their place (:func:`channel_gradient`).
 """
 
 from __future__ import annotations
@@ -27,7 +34,8 @@ import triton
 import triton.language as tl
 
 from fulmen.ops.linear_attention.triton.naming import decays
-from fulmen.triton_common.decays import exponents, weigh
+from fulmen.ops.linear_attention.triton.prepare import REACH
+from fulmen.triton_common.decays import channel_logs, exponents, weigh
 from fulmen.triton_common.mirrored import (
     by_column,
     by_row,
@@ -35,6 +43,7 @@ from fulmen.triton_common.mirrored import (
     oriented,
     store_oriented_state,
     sum_columns,
+    sum_rows,
     times,
 )
 from fulmen.triton_common.naming import Compiled, named
@@ -50,7 +59,9 @@ from fulmen.triton_common.operands import (
 )
 from fulmen.triton_common.products import ONE_TERM, THREE_TERMS
 
-NOTHING = tl.constexpr(-24.0 * 0.6931471805599453)  # e^NOTHING is 2^-24: beside 1, nothing in float32
+NOTHING = tl.constexpr(2.0**-24)  # beside 1, in float32
+SMALLEST = tl.constexpr(2.0**-126)
+LOG_NOTHING = tl.constexpr(-24.0 * 0.6931471805599453)
 
 
 def words(walk: Compiled) -> tuple[str, ...]:
@@ -60,16 +71,18 @@ def words(walk: Compiled) -> tuple[str, ...]:
 
 @triton.jit(
     repr=named("linear_attention", words),
-    do_not_specialize=("first_segment", "walked"),
+    do_not_specialize=("first_segment", "walked", "starts_empty"),
     do_not_specialize_on_alignment=PARTITION_NUMBERS,
 )
 def walk(
     x, y, z, result,  # Tokens or None
-    decay,  # Tokens; None: nothing decays, or what was prepared has it
-    scores, totals,  # Tokens or None: pairs of a chunk, and what its tokens leave of the state (:mod:`.prepare`)
+    decay,  # Tokens; None: nothing decays, or every channel by itself
+    write_decay,  # Tokens or None: of each channel that is written
+    scores, totals, reach,  # Tokens or None, of chunks: pairs, what is left of the state, how far it decays (.prepare)
     entering, leaving,  # States by boundary; None: zeros enter, what leaves is not stored
     m, sums, crossing, boundaries,  # for the gradient of the decay; boundaries: the states, where S is their gradient
     first_segment, walked,  # the segments of this launch
+    starts_empty,  # 1 where no state enters the sequences, else 0
     cu_seqlens, length, segments, segment_tokens, heads, read_size, write_size, scale,
     C: tl.constexpr, R: tl.constexpr, W: tl.constexpr, MIRRORED: tl.constexpr, WHOLE: tl.constexpr,
     PER_TOKEN: tl.constexpr, WALK: tl.constexpr, PRECISION: tl.constexpr,
@@ -99,7 +112,10 @@ def walk(
         other = load_oriented_state(
             boundaries, sequence, head, before, reads, writes, read_size, write_size, MIRRORED
         )  # fmt: skip
-        tl.store(row_of(crossing, sequence.to(tl.int64), segment, head * tiles + tile), tl.sum(state * other))
+        if write_decay is None:
+            tl.store(row_of(crossing, sequence.to(tl.int64), segment, head * tiles + tile), tl.sum(state * other))
+        else:
+            held = sum_rows(state * other, MIRRORED)
 
     steps = tl.cdiv(last - first, C).to(tl.int32)
     # Masks and addresses are computed for each chunk: kept in registers from chunk to chunk they cost more.
@@ -125,38 +141,57 @@ def walk(
             pointers = row_of(scores, batch, t, head) + of_row * scores.token + of_column
             pairs = tl.load(pointers, mask=of_row < valid, other=0.0)
         if totals is not None:
-            left = load_row(totals, batch, chunk_index(partition, sequence, start, t, C), head, reads)
+            chunk = chunk_index(partition, sequence, start, t, C)
+            left = load_row(totals, batch, chunk, head, reads if write_decay is None else writes)
+        if write_decay is not None:
+            logs = oriented(channel_logs(write_decay, batch, t, head, rows, valid, writes), MIRRORED)
+            reached = tl.load(row_of(reach, batch, chunk, head))
+            forward = None
+            if m is not None and BACKWARD and y is not None:
+                forward = oriented(load_rows(sums, batch, t, head, rows, valid, writes, WHOLE), MIRRORED)
         i, j = by_row(rows, MIRRORED), by_column(rows, MIRRORED)
 
-        # Weights: of each token from where the state enters and to where it leaves the chunk, and of pairs.
-        enter, leave, of_pairs = None, None, None
+        # Weights: of tokens, from where the state enters and to where it leaves the chunk; of pairs, and of their sums.
+        enter, leave, of_pairs, of_sum = None, None, None, None
         if decay is not None:
             enter, leave, of_pairs, total = exponents(
                 decay, batch, t, head, rows, valid, C, PER_TOKEN, BACKWARD, MIRRORED
             )
             enter, leave = by_row(tl.exp2(enter), MIRRORED), by_row(tl.exp2(leave), MIRRORED)
             of_pairs = tl.exp2(of_pairs)
-        if totals is None:  # else the scale is in what was prepared
+        if write_decay is not None:
+            from_start = tl.exp(times((j <= i).to(tl.bfloat16), logs, MIRRORED, THREE_TERMS))
+            to_end = tl.exp(times((j > i).to(tl.bfloat16), logs, MIRRORED, THREE_TERMS))
+            enter, leave = (to_end, from_start) if BACKWARD else (from_start, to_end)
+        if totals is None:
+            of_pairs = weigh(scale, of_pairs)
+        if totals is None or write_decay is not None:  # else the scale is in what was prepared
             if BACKWARD:
                 leave = weigh(scale, leave)
             else:
                 enter = weigh(scale, enter)
+        if write_decay is not None:
+            of_sum = enter * by_column(tl.where(reached > REACH, 0.0, 1.0 / tl.maximum(left, SMALLEST)), MIRRORED)
 
         # What the state gives to the tokens; what they leave of it and add to it.
         if x is not None:
             values = weigh(times(x_rows, state, MIRRORED, PRECISION), enter)
             if y is not None and scores is None:
-                pairs = scale * weigh(times(x_rows, tl.trans(y_rows), MIRRORED, PRECISION), of_pairs)
+                pairs = weigh(times(x_rows, tl.trans(y_rows), MIRRORED, PRECISION), of_pairs)
         if decay is not None:
             state *= tl.exp2(total)
         if totals is not None:
-            state *= by_row(left, MIRRORED)
+            state *= by_row(left, MIRRORED) if write_decay is None else by_column(left, MIRRORED)
         if y is not None:
             added = z_rows if leave is None else z_rows.to(tl.float32) * leave
             state += times(tl.trans(y_rows), added, MIRRORED, ADDED)
+            if write_decay is not None:
+                z_rows = added
 
         # What they give to each other, and each to itself.
         if x is not None:
+            if m is not None and write_decay is not None:
+                exchanged = sum_rows(values * m_rows, MIRRORED)
             if y is not None:
                 if scores is not None:
                     others = pairs
@@ -164,12 +199,24 @@ def walk(
                     others = tl.where(i <= j if BACKWARD else i >= j, pairs, 0.0)
                 else:
                     others = tl.where(i < j if BACKWARD else i > j, pairs, 0.0)
-                values += times(others, z_rows, MIRRORED, PRECISION)
+                values += weigh(times(others, z_rows, MIRRORED, PRECISION), of_sum)
             if m is not None:
-                of_rows = row_of(sums, batch, t, head * tiles + tile) + rows * sums.token
-                tl.store(of_rows, sum_columns(values * m_rows, MIRRORED), mask=rows < valid)
+                if write_decay is None:
+                    of_rows = row_of(sums, batch, t, head * tiles + tile) + rows * sums.token
+                    tl.store(of_rows, sum_columns(values * m_rows, MIRRORED), mask=rows < valid)
+                else:
+                    if BACKWARD:
+                        crosses = (left > NOTHING) & ((t > start) | (starts_empty == 0))
+                        gradient, held = channel_gradient(
+                            values * m_rows, forward, exchanged, held, crosses, logs, i, j, MIRRORED
+                        )
+                        tl.debug_barrier()  # all warps have read what they overwrite
+                    else:
+                        gradient = tl.where(i == 0, by_column(exchanged, MIRRORED), values * m_rows)
+                    store_rows(sums, batch, t, head, rows, valid, writes, oriented(gradient, MIRRORED), WHOLE)
                 if y is not None:
-                    values += times(tl.where(i == j, pairs, 0.0), z_rows, MIRRORED, OWN)
+                    own = times(tl.where(i == j, pairs, 0.0), z_rows, MIRRORED, OWN)
+                    values += weigh(own, of_sum)
             if result is not None:
                 store_rows(result, batch, t, head, rows, valid, writes, oriented(values, MIRRORED), WHOLE)
 
@@ -177,6 +224,28 @@ def walk(
         store_oriented_state(
             leaving, sequence, head, after, reads, writes, read_size, write_size, state, MIRRORED
         )  # fmt: skip
+
+
+@triton.jit
+def channel_gradient(backward, forward, exchanged, held, crosses, logs, i, j, MIRRORED: tl.constexpr):
+    """The gradient of a decay per channel at the tokens of a chunk, ``[C, W]``, and what is held before it, ``[W]``.
+
+    As in :func:`sum_decay_gradient` it grows from a token to the one before by q ⊙ dq - k ⊙ dk, ``forward - backward``,
+    from what is held after the chunk, S ⊙ dS summed over the values. But only what the chunk ``exchanged`` with the
+    states is taken from and added to that, and not the pairs inside it, which would leave their rounding behind. The
+    walk for dq left what it exchanged in place of the first row, which no other token's gradient has.
+
+    Where nothing crosses the chunk, all that is held after it began in it. Where a decay leaves nothing, the gradient
+    is 0.
+    """
+    change = -backward if forward is None else forward - backward
+    held = tl.where(crosses, held, exchanged)
+    gradient = times((j >= i).to(tl.bfloat16), change, MIRRORED, THREE_TERMS) + by_column(held, MIRRORED)
+    held = tl.where(crosses, held - exchanged, 0.0)
+    if forward is not None:
+        held += sum_rows(tl.where(i == 0, forward, 0.0), MIRRORED)
+    gradient = tl.where(i == 0, by_column(held, MIRRORED), gradient)
+    return tl.where(logs > LOG_NOTHING, gradient, 0.0), held
 
 
 @triton.jit(repr=named("linear_attention_decay_gradient"), do_not_specialize_on_alignment=PARTITION_NUMBERS)
@@ -213,7 +282,7 @@ def sum_decay_gradient(
             log = load_numbers(decay, batch, t, head, rows, valid)
         else:
             log = tl.load(decay.pointer + head).to(tl.float32) + tl.zeros([C], tl.float32)
-        crosses = (log > NOTHING) & ((t + rows > start) | (starts_empty == 0))
+        crosses = (log > LOG_NOTHING) & ((t + rows > start) | (starts_empty == 0))
         crosses = tl.where(rows < valid, crosses.to(tl.float32), 1.0)
         kept, found = tl.associative_scan((crosses, crosses * change), 0, then, reverse=True)
         found += kept * carried
