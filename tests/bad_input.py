@@ -8,6 +8,10 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
+
+import fulmen
+import fulmen.nn
 
 
 def rows(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -97,6 +101,8 @@ SINGLE = [
     Mistake("a fraction of a token", "chunk_states", "chunk_size", 1.5),
     Mistake("no beta", "delta_rule", "beta", None),
     Mistake("one beta for each channel", "delta_rule", "beta", rows(2, 6, 2, 4)),
+    Mistake("a beta of integers", "delta_rule", "beta", rows(2, 6, 2, dtype=torch.int64)),
+    Mistake("a beta of integers", "delta_rule_step", "beta", rows(2, 2, dtype=torch.int64)),
     Mistake("a number for a flag", "delta_rule", "normalize_qk", 1),
     Mistake("weights of Conv1d, [C, 1, K]", "causal_conv1d", "weight", rows(5, 1, 4)),
     Mistake("more than 64 weights", "causal_conv1d", "weight", rows(5, 65)),
@@ -122,15 +128,46 @@ LAYERS: dict[str, dict[str, Any]] = {
     "nn.OutputGatedAttention": {"hidden_size": 8, "num_heads": 2},
     "nn.TensorProductAttention": {"hidden_size": 8, "num_heads": 2},
 }
-# Good calls of what is built on the operators.
-OTHERS: dict[str, dict[str, Any]] = LAYERS | {
-    "nn.RMSNorm": {"size": 8},
-    "nn.StateCache": {"layers": 2},
-    "nn.slopes": {"num_heads": 4},
-    "TPACache": {"capacity": 8},
-    "integrations.fla.chunk_gla": SEQUENCE | {"g": rows(2, 6, 2, 4)},
-    "integrations.transformers.patch": {"model": torch.nn.Linear(2, 2)},
+FACTORS = {"ak": rows(2, 6, 2), "av": rows(2, 6, 2), "bk": rows(2, 6, 4), "bv": rows(2, 6, 3)}
+# Of objects that good calls have made, and of a cache that has tokens.
+METHODS: dict[str, dict[str, Any]] = {f"{layer}.forward": {"x": rows(2, 6, 8)} for layer in LAYERS} | {
+    "TPACache.append": FACTORS,
+    "TPACache.decode": {"aq": rows(2, 1, 2, 3), "bq": rows(2, 1, 3, 4)},
+    "TPACache.select": {"rows": [1, 0]},
+    "TPACache.join": {"other": fulmen.TPACache()},
+    "TPACache.place": {"rows": [1], "other": fulmen.TPACache()},
 }
+METHODS["TPACache.place"]["other"].append(**{name: x[:1] for name, x in FACTORS.items()})
+# In a group of one process, which is what ``group`` is where a mistake does not change it.
+DISTRIBUTED: dict[str, dict[str, Any]] = {
+    f"distributed.{name}": CALLS[name] for name in ("linear_attention", "delta_rule", "causal_conv1d")
+} | {
+    "distributed.shard": {"x": rows(2, 6, 2, 4)},
+    "distributed.gather": {"x": rows(2, 6, 2, 4)},
+    "distributed.shard_cu_seqlens": {"cu_seqlens": torch.tensor([0, 6])},
+    "distributed.gather_cu_seqlens": {"cu_seqlens": torch.tensor([0, 6]), "enters": False},
+}
+# Good calls of what is built on the operators.
+OTHERS: dict[str, dict[str, Any]] = (
+    LAYERS
+    | METHODS
+    | DISTRIBUTED
+    | {
+        "distributed.shard_lengths": {"tokens": 6, "world": 2},
+        "nn.RMSNorm": {"size": 8},
+        "nn.StateCache": {"layers": 2},
+        "nn.slopes": {"num_heads": 4},
+        "TPACache": {"capacity": 8},
+        "integrations.fla.chunk_gla": SEQUENCE | {"g": rows(2, 6, 2, 4)},
+        "integrations.transformers.patch": {"model": torch.nn.Linear(2, 2)},
+    }
+)
+
+
+def of_larger_values() -> fulmen.TPACache:
+    cache = fulmen.TPACache()
+    cache.append(**FACTORS | {"bv": rows(2, 6, 5)})
+    return cache
 
 
 def of_others() -> Iterator[Mistake]:
@@ -139,12 +176,57 @@ def of_others() -> Iterator[Mistake]:
         yield Mistake("an option that there is not", layer, "dropout", 0.1)
     for layer in ("nn.GatedLinearAttention", "nn.LightningAttention", "nn.OutputGatedAttention"):
         yield Mistake("heads that do not divide", layer, "num_heads", 3)
+        forward = f"{layer}.forward"
+        yield Mistake("not a tensor", forward, "x", [1.0])
+        yield Mistake("another hidden size", forward, "x", rows(2, 6, 7))
+        yield Mistake("one dimension too few", forward, "x", rows(6, 8))
+        yield Mistake("the cache of all layers", forward, "cache", fulmen.nn.StateCache(2))
+        yield Mistake("bounds of another dtype", forward, "cu_seqlens", rows(2))
+        yield Mistake("packed sequences of a batch", forward, "cu_seqlens", torch.tensor([0, 6]))
+        yield Mistake("a mask of another length", forward, "attention_mask", rows(2, 5).bool())
+        yield Mistake("a mask as a list", forward, "attention_mask", [[True] * 6] * 2)
+        yield Mistake("no group", forward, "group", 3)
     yield Mistake("an unknown gate", "nn.RMSNorm", "gate", "gelu")
     yield Mistake("groups that do not divide", "nn.RMSNorm", "groups", 3)
     yield Mistake("no layers", "nn.StateCache", "layers", 0)
     yield Mistake("no heads", "nn.slopes", "num_heads", 0)
     yield Mistake("no room", "TPACache", "capacity", 0)
     yield Mistake("a fraction", "TPACache", "capacity", 1.5)
+    for name, x in FACTORS.items():
+        yield Mistake("not a tensor", "TPACache.append", name, [1.0])
+        yield Mistake("another B than before", "TPACache.append", name, torch.cat([x] * 2))
+        yield Mistake("another dtype than before", "TPACache.append", name, x.double())
+    yield Mistake("lengths beyond N", "TPACache.append", "lengths", torch.tensor([6, 7]))
+    yield Mistake("lengths below 0", "TPACache.append", "lengths", torch.tensor([6, -1]))
+    yield Mistake("lengths of another dtype", "TPACache.append", "lengths", rows(2))
+    yield Mistake("several tokens", "TPACache.decode", "aq", rows(2, 2, 2, 3))
+    yield Mistake("another key size", "TPACache.decode", "bq", rows(2, 1, 3, 5))
+    yield Mistake("a scale as a tensor", "TPACache.decode", "scale", torch.tensor(0.5))
+    for method in ("TPACache.select", "TPACache.place"):
+        yield Mistake("a row that there is not", method, "rows", [2])
+        yield Mistake("no list of rows", method, "rows", 1)
+        yield Mistake("rows as fractions", method, "rows", rows(1))
+    yield Mistake("more rows than other has", "TPACache.place", "rows", [0, 1])
+    for method in ("TPACache.join", "TPACache.place"):
+        yield Mistake("no cache", method, "other", [1.0])
+    yield Mistake("a cache of other sizes", "TPACache.join", "other", of_larger_values())
+    for function in DISTRIBUTED:
+        yield Mistake("no group", function, "group", None)
+    for function in ("distributed.linear_attention", "distributed.delta_rule"):
+        yield Mistake("a decay of another shape", function, "log_decay", rows(7))
+        yield Mistake("a number for a flag", function, "reduce_decay_grad", 1)
+    for function in ("distributed.shard", "distributed.gather"):
+        yield Mistake("not a tensor", function, "x", [1.0])
+        yield Mistake("a dimension that there is not", function, "dim", 4)
+    for function in ("distributed.shard_cu_seqlens", "distributed.gather_cu_seqlens"):
+        yield Mistake("a list", function, "cu_seqlens", [0, 6])
+        yield Mistake("bounds that decrease", function, "cu_seqlens", torch.tensor([0, 7, 6]))
+    for function in ("distributed.shard", "distributed.shard_cu_seqlens"):
+        yield Mistake("another sum than the tokens", function, "lengths", [5])
+        yield Mistake("a fraction of a token", function, "lengths", [6.0])
+    yield Mistake("a number for a flag", "distributed.gather_cu_seqlens", "enters", 1)
+    yield Mistake("less than nothing", "distributed.shard_lengths", "tokens", -1)
+    yield Mistake("no ranks", "distributed.shard_lengths", "world", 0)
     yield Mistake("a list", "integrations.fla.chunk_gla", "q", [1.0])
     yield Mistake("a decay of another shape", "integrations.fla.chunk_gla", "g", rows(2, 6, 3))
     yield Mistake("an option of older versions", "integrations.fla.chunk_gla", "head_first", True)
@@ -155,10 +237,26 @@ MISTAKES = [*of_all(), *of_walks(), *SINGLE, *of_others()]
 
 
 def function_named(name: str) -> Callable[..., Any]:
-    """Of ``fulmen`` or of a module in it."""
-    module, _, last = f"fulmen.{name}".rpartition(".")
-    function: Callable[..., Any] = getattr(import_module(module), last)
-    return function
+    """Of ``fulmen``, of a module in it, or of an object."""
+    place, _, last = name.rpartition(".")
+    if name in METHODS:
+        made = function_named(place)(**OTHERS[place])
+        if place == "TPACache":
+            made.append(**FACTORS)
+        return getattr(made, last)
+    function: Callable[..., Any] = getattr(import_module(f"fulmen.{place}".rstrip(".")), last)
+    return in_a_group(function) if name in DISTRIBUTED else function
+
+
+def in_a_group(function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(**call: Any) -> Any:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            return function(**{"group": dist.group.WORLD} | call)
+        finally:
+            dist.destroy_process_group()
+
+    return run
 
 
 def error_of(mistake: Mistake) -> Exception | None:

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import warnings
 from contextlib import redirect_stderr, redirect_stdout
 from copy import deepcopy
 from io import StringIO
@@ -65,12 +66,37 @@ def test_bounds_that_are_wrong(function, bounds, message, backend):
         getattr(fulmen, function)(**call, cu_seqlens=torch.tensor(bounds), backend=backend)
 
 
-@pytest.mark.skipif(core.core is None, reason=core.why_unavailable)
-def test_a_factor_in_place_of_a_logarithm_is_told():
+@pytest.fixture
+def not_warned_yet():
     warn_once.cache_clear()
-    with pytest.warns(UserWarning, match="log_decay has a value above 0.*a factor of 0.9 must be given as -0.105"):
-        fulmen.linear_attention(**CALLS["linear_attention"], log_decay=torch.full((2,), 0.9), backend="native")
+    yield
     warn_once.cache_clear()
+
+
+@pytest.mark.parametrize("backend", [name for name, found in fulmen.backends().items() if found.available])
+@pytest.mark.parametrize(
+    "function", ["linear_attention", "linear_attention_step", "chunk_states", "delta_rule", "delta_rule_step"]
+)
+def test_a_factor_in_place_of_a_logarithm_is_told_once(function, backend, not_warned_yet):
+    call = deepcopy(CALLS[function]) | {"log_decay": torch.full((2,), 0.9), "backend": backend}
+    message = "log_decay has a value above 0.*a factor of 0.9 must be given as -0.105"
+    with pytest.warns(UserWarning, match=message) as told:
+        getattr(fulmen, function)(**call)
+    assert [warning.filename for warning in told] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        getattr(fulmen, function)(**call)
+
+
+def test_compiled_code_tells_it_too(not_warned_yet):
+    log_decay = torch.tensor([-0.1, 0.9])
+    compiled = torch.compile(
+        lambda x: fulmen.linear_attention(**CALLS["linear_attention"], log_decay=x, backend="torch"),
+        fullgraph=True,
+        backend="aot_eager",
+    )
+    with pytest.warns(UserWarning, match="log_decay has a value above 0"):
+        compiled(log_decay)
 
 
 def outcome(command, folder):

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: in a process of its own."""
+"""The command line as a user meets it."""
 
 import json
 import os
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import fulmen.lab.arguments
 import fulmen.lab.cli
 import fulmen.lab.environment
 
@@ -43,11 +44,24 @@ def test_env_as_json():
         (("bench", "--json", "no/such/folder/results.json"), "there is no folder no/such/folder"),
     ],
 )
-def test_a_usage_mistake_exits_with_2_and_no_traceback(args, message):
-    result = run(*args)
-    assert result.returncode == 2
-    assert message in result.stderr
-    assert "Traceback" not in result.stderr
+def test_a_usage_mistake_exits_with_2(args, message, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        fulmen.lab.cli.main(args)
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("tpa", "no suite 'tpa'; did you mean tpa_decode?"),
+        ("lasd2", "no suite 'lasd2'; did you mean lasd?"),
+        ("x", "no suite 'x'; there are lasd, la3, tpa_decode"),
+    ],
+)
+def test_an_unknown_name_has_a_hint(name, told):
+    assert fulmen.lab.arguments.unknown(f"suite {name!r}", name, ("lasd", "la3", "tpa_decode")) == told
 
 
 @pytest.mark.parametrize(
@@ -78,7 +92,7 @@ def test_a_closed_pipe_is_no_traceback():
     assert "Traceback" not in result.stderr
 
 
-def test_version():
-    result = run("--version")
-    assert result.returncode == 0
-    assert result.stdout.startswith("fulmen 0.")
+def test_version(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        fulmen.lab.cli.main(["--version"])
+    assert capsys.readouterr().out.startswith("fulmen 0.")

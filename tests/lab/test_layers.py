@@ -5,7 +5,9 @@ import torch
 from torch.profiler import profile
 
 from fulmen.lab import layers
+from fulmen.lab.bench import measure
 from fulmen.lab.cli import main
+from fulmen.nn import RMSNorm
 
 
 @pytest.fixture(autouse=True)
@@ -27,25 +29,35 @@ def test_shares_are_parts_of_a_step(name):
 
 @pytest.mark.parametrize("name", layers.MIXERS)
 def test_the_parts_of_a_decode_step(name):
-    """Where gradients are recorded as well: linear layers and steps of our operators, as many as a step makes."""
-    calls = layers.decode_step(name)
+    """Where gradients are recorded as well: linear layers, steps of operators and norms, as many as a step makes."""
     made = {}
-    for what, call in calls.items():
+    for what, call in layers.decode_step(name).items():
         with profile() as profiled:
             call()
         names = [event.name for event in profiled.events()]
-        made[what] = {key: sum(n.startswith(key) for n in names) for key in ("aten::linear", "fulmen::", "aten::silu")}
-    linears = sum(isinstance(module, torch.nn.Linear) for module in layers.model(name).modules())
-    assert made["step"]["aten::linear"] == made["parts"]["aten::linear"] == linears
-    assert made["step"]["fulmen::"] == made["parts"]["fulmen::"] >= 2
-    assert made["step"]["aten::silu"] == 2
-    assert made["parts"]["aten::silu"] == 0
+        made[what] = {
+            "linears": names.count("aten::linear"),
+            "operators": sum(n.removeprefix("fulmen::") in layers.STEPS for n in names),
+            "norms": names.count("fulmen::rms_norm") or names.count("aten::linalg_vector_norm"),
+        }
+    modules = [*layers.model(name).modules()]
+    linears = sum(isinstance(module, torch.nn.Linear) for module in modules)
+    norms = sum(isinstance(module, RMSNorm) for module in modules)
+    steps = made["step"]["operators"]
+    assert steps >= 2
+    assert made["step"] == made["with norms"] == {"linears": linears, "operators": steps, "norms": norms}
+    assert made["parts"] == {"linears": linears, "operators": steps, "norms": 0}
+    assert made["linears"] == {"linears": linears, "operators": 0, "norms": 0}
 
 
-def test_the_figure_says_what_the_rest_is():
+def test_the_figure_says_what_the_rest_is(monkeypatch):
+    monkeypatch.setattr(layers, "interleaved", lambda calls, **_: measure.interleaved(calls, seconds=0.0))
     for figure in layers.training():
         assert "operators" in figure.note
         assert "aten::" in figure.note
+    for figure in layers.decoding():
+        assert "norms" in figure.note
+        assert "the rest" in figure.note
 
 
 def test_figures_that_there_are_not(capsys):

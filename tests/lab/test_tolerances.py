@@ -100,3 +100,10 @@ def test_results_in_float32_of_bfloat16_inputs():
     check = partial(deviations, rounded, states, "", lambda: rounded)
     assert check(inputs=torch.bfloat16) == []
     assert check(inputs=torch.float32) != []
+
+
+def test_a_decay_gradient_of_16_bits_by_request_is_measured_by_its_terms():
+    """Of a decay of e^-30 next to nothing is left, which is a difference of what is not."""
+    exact = torch.tensor([[[3e-13]]], dtype=torch.float64)
+    for off, told in ((1e-12, 0), (1e-3, 1)):
+        assert len(deviations({"dlog_decay": (exact + off).bfloat16()}, {"dlog_decay": exact}, "triton")) == told

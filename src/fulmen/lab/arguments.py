@@ -1,11 +1,27 @@
-"""Types of command-line arguments."""
+"""Command-line arguments and their types."""
 
 from __future__ import annotations
 
 import argparse
 import math
 import os
+from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
+
+
+def unknown(what: str, name: str, known: Sequence[str]) -> str:
+    """That there is no such name, and which is meant; else which there are."""
+    close = get_close_matches(name.lower(), [each.lower() for each in known])
+    meant = [each for each in known if each.lower().startswith(name.lower()) or each.lower() in close]
+    hint = f"did you mean {', '.join(meant)}?" if meant else f"there are {', '.join(known) or 'none'}"
+    return f"no {what}; {hint}"
+
+
+def add_device(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="cpu: the native core (default); cuda: the kernels"
+    )
 
 
 def whole(text: str) -> int:

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from fulmen.lab.environment import seconds_since_start
 
@@ -31,16 +32,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status or 0
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line; a screen of usage before it would hide it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
 def build_parser() -> argparse.ArgumentParser:
     from fulmen import __version__
-    from fulmen.lab import scaling
+    from fulmen.lab import precision, scaling
     from fulmen.lab.bench import cli as bench
     from fulmen.lab.bench import report_cli as report
     from fulmen.lab.fuzz import cli as fuzz
     from fulmen.lab.inspect import cli as gpu
     from fulmen.lab.verify import cli as verify
 
-    parser = argparse.ArgumentParser(prog="fulmen", description="Linear attention, and the lab that measures it.")
+    parser = Parser(prog="fulmen", description="Linear attention, and the lab that measures it.")
     parser.add_argument("--version", action="version", version=f"fulmen {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
@@ -52,6 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
     report.add_command(commands)
     gpu.add_command(commands)
     verify.add_command(commands)
+    precision.add_command(commands)
     scaling.add_command(commands)
     fuzz.add_command(commands)
     return parser

@@ -105,39 +105,60 @@ def training() -> list[Figure]:
 
 @torch.no_grad()
 def decode_step(name: str) -> dict[str, Call]:
-    """A decode step of one sequence, and its linear layers and operators alone, on what they had in one."""
+    """A decode step of one sequence, and what it calls, on what it had in one and in the same order: its linear layers
+    alone, with the operators, and with the norms too."""
     made, token = model(name).eval(), torch.randn(1, 1, HIDDEN)
-    caches, calls = [LayerCache() for _ in range(LAYERS)], list[partial[Tensor]]()
+    caches, calls = [LayerCache() for _ in range(LAYERS)], list[tuple[str, Call]]()
 
     def recorded(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def record(*args: Any, **options: Any) -> Tensor:
-            calls.append(partial(function, *args, **options))
+            calls.append(("operator", partial(function, *args, **options)))
             return function(*args, **options)
 
         return record
 
     def linear(module: nn.Module, args: tuple[Any, ...]) -> None:
-        calls.append(partial(module.forward, *args))
+        calls.append(("linear", partial(module.forward, *args)))
+
+    def norm(module: nn.Module, args: tuple[Any, ...]) -> None:
+        calls.append(("norm", partial(module, *args)))
 
     made(torch.randn(1, 16, HIDDEN), caches)
     hooks = [m.register_forward_pre_hook(linear) for m in made.modules() if isinstance(m, nn.Linear)]
-    operators = {step: getattr(fulmen, step) for step in STEPS}
-    replaced: dict[str, Any] = {step: recorded(operator) for step, operator in operators.items()}
+    hooks += [m.register_forward_pre_hook(norm) for m in made.modules() if isinstance(m, RMSNorm)]
+    replaced: dict[str, Any] = {step: recorded(getattr(fulmen, step)) for step in STEPS}
     with patch.multiple(fulmen, **replaced):
         made(token, caches)
     for hook in hooks:
         hook.remove()
-    assert sum(call.func in operators.values() for call in calls) >= LAYERS, "not every layer has made a step"
-    timed: dict[str, Call] = {"step": lambda: made(token, caches), "parts": lambda: [call() for call in calls]}
+    assert sum(kind == "operator" for kind, _ in calls) >= LAYERS, "not every layer has made a step"
+
+    def only(*kinds: str) -> Call:
+        chosen = [call for kind, call in calls if kind in kinds]
+        return lambda: [call() for call in chosen]
+
+    timed: dict[str, Call] = {
+        "step": lambda: made(token, caches),
+        "linears": only("linear"),
+        "parts": only("linear", "operator"),
+        "with norms": only("linear", "operator", "norm"),
+    }
     return {what: torch.no_grad()(call) for what, call in timed.items()}
 
 
 def decoding() -> list[Figure]:
     figures = []
     for name in MIXERS:
-        t = interleaved(decode_step(name), seconds=2.0, repeats=100)
+        t = {what: time.median for what, time in interleaved(decode_step(name), seconds=2.0, repeats=100).items()}
         what = f"decode step of {LAYERS} {name} layers, C{HIDDEN} B1, over its linear layers and operators"
-        figures.append(Figure(what, t["step"].median / t["parts"].median, 1.3, 1.15, "x", True))
+        costs = {
+            "linear layers": t["linears"],
+            "operators": t["parts"] - t["linears"],
+            "norms": t["with norms"] - t["parts"],
+            "the rest": t["step"] - t["with norms"],
+        }
+        note = "of a layer: " + ", ".join(f"{part} {1e6 * cost / LAYERS:.0f} us" for part, cost in costs.items())
+        figures.append(Figure(what, t["step"] / t["parts"], 1.3, 1.15, "x", True, note))
     return figures
 
 

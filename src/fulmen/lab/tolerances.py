@@ -135,7 +135,8 @@ def deviations(
             elif inputs == torch.bfloat16 and yardstick is not None and not of_decay:
                 measures = of_rounded_factors(name, got, expected, yardstick, bounds)
             else:
-                measures = [of_one_dtype(name, want, got.dtype)]
+                smallest = SMALLEST_DECAY_GRADIENT if of_decay and got.dtype.itemsize < 4 else 1e-30
+                measures = [of_one_dtype(name, want, got.dtype, smallest)]
             found += [f"{name}: {problem}" for measure in measures if (problem := excess(name, got, measure, nearby))]
     return found
 
@@ -154,9 +155,10 @@ def excess(name: str, got: Tensor, measure: Measure, nearby: Callable[[], Sequen
     return f"{measure.what} off by {error.flatten()[worst]:.1e}, allowed {allowed.flatten()[worst]:.1e}".lstrip()
 
 
-def of_one_dtype(name: str, want: Tensor, dtype: torch.dtype) -> Measure:
+def of_one_dtype(name: str, want: Tensor, dtype: torch.dtype, smallest: float = 1e-30) -> Measure:
     """Of a result whose only rounding to speak of is that of its own dtype."""
-    smallest = torch.finfo(dtype).tiny if dtype == torch.float16 else 1e-30
+    if dtype == torch.float16:
+        smallest = max(smallest, torch.finfo(dtype).tiny)
     return Measure("", largest(name, want, smallest), TOLERANCE[dtype])
 
 

@@ -15,7 +15,7 @@ TITLE = "toy-speed-fwd-batch1-head2-dim4"
 @pytest.fixture
 def measured(tmp_path, monkeypatch, capsys):
     """The folder of a run."""
-    monkeypatch.setitem(PACES, "quick", Pace(0.0, 3, None))
+    monkeypatch.setitem(PACES, "quick", Pace(0.0, 3, 2, None))
     assert main(["bench", "toy", "--device", "cpu", "--out", str(tmp_path)]) == 0
     assert f"{TITLE}-fp32:" in capsys.readouterr().out
     return tmp_path

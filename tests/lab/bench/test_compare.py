@@ -161,6 +161,27 @@ def test_a_history_keeps_machines_apart():
     assert table.owners[names[0]].kind == "ours"
 
 
+def test_a_run_may_be_given_by_its_folder(tmp_path, capsys):
+    folders = []
+    for i in (1, 2):
+        folders.append(tmp_path / f"run{i}")
+        folders[-1].mkdir()
+        run_of(10.0 * i, f"2026-01-0{i}").save(folders[-1] / "benchmark_results.json")
+    first, second = map(str, folders)
+    assert main(["compare", first, second]) == 0
+    assert "36 of 37 are within 10%" in capsys.readouterr().out
+    assert main(["compare", first]) == 0
+    assert main(["compare", first, second, "--out", str(tmp_path / "both")]) == 0
+    assert f"LASD_P [{first}]" in (tmp_path / "both" / "compare.html").read_text()
+    assert main(["report", first]) == 0
+    assert (folders[0] / "report.html").exists()
+    capsys.readouterr()
+    for command in ("compare", "report"):
+        with pytest.raises(SystemExit, match="2"):
+            main([command, str(tmp_path)])
+        assert f"there is no benchmark_results.json in {tmp_path}" in capsys.readouterr().err
+
+
 def test_both_are_pages(tmp_path, capsys):
     folder = tmp_path / "runs"
     folder.mkdir()

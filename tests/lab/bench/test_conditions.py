@@ -18,6 +18,8 @@ from fulmen.lab.bench.conditions import Conditions, Watch
         (Conditions(before=3.0, during=3.0, crowded=-4.0), []),  # with cores to spare
         (Conditions(before=0.1, during=1.2, crowded=1.2), ["other work, 1.2 while it ran"]),
         (Conditions(stolen=0.1), ["10% of the CPU time"]),
+        (Conditions(slowed=1.1), []),
+        (Conditions(slowed=1.9), ["cores 1.9 times slower at times"]),
     ],
 )
 def test_a_warning_says_what_disturbed(found, words):
@@ -27,6 +29,16 @@ def test_a_warning_says_what_disturbed(found, words):
 
 def test_the_worst_of_two_sittings():
     assert Conditions(1.0, None, 0.5).worst(Conditions(0.5, 2.0, 0.1)) == Conditions(1.0, 2.0, 0.5)
+
+
+def test_a_machine_that_is_slower_at_times_is_seen(monkeypatch):
+    monkeypatch.setattr(conditions, "MOMENT", 0.0)
+    pulses = iter([1e-4] * 10 + [1.9e-4] * 10)
+    monkeypatch.setattr(conditions, "_pulse", lambda: next(pulses))
+    watch = Watch()
+    assert watch.conditions().slowed is None  # one look tells nothing
+    assert [watch.conditions().slowed for _ in range(9)] == [1.0] * 9
+    assert [watch.conditions().slowed for _ in range(10)][-1] == 1.9
 
 
 def spin():
@@ -39,7 +51,7 @@ def spin():
 def test_own_work_is_not_that_of_others(monkeypatch):
     """Nor is that of processes which the run has started and which still run."""
     monkeypatch.setattr(conditions, "MOMENT", 0.0)
-    before = conditions._own_ticks()
+    watch, before = Watch(), conditions._own_ticks()
     child = multiprocessing.get_context("spawn").Process(target=spin)
     child.start()
     time.sleep(0.1)
@@ -49,4 +61,4 @@ def test_own_work_is_not_that_of_others(monkeypatch):
     child.join()
     grown = conditions._own_ticks() - before
     assert grown > 100  # ticks of 10 ms; it has ended now, and still counts
-    assert Watch().conditions().stolen is not None
+    assert watch.conditions().stolen is not None

@@ -1,8 +1,9 @@
 import time
 
+import pytest
 import torch
 
-from fulmen.lab.bench.measure import interleaved, peak_bytes
+from fulmen.lab.bench.measure import in_turns, interleaved, peak_bytes
 
 
 def test_calls_take_turns():
@@ -15,6 +16,12 @@ def test_calls_take_turns():
 def test_the_median_is_the_time_of_a_call():
     timing = interleaved({"sleep": lambda: time.sleep(0.01)}, seconds=0.0, repeats=5)["sleep"]
     assert 0.01 <= timing.p20 <= timing.median <= timing.p80 < 1.0
+
+
+def test_percentiles_of_few_samples_are_between_them():
+    times = iter([1.0, 2.0, 4.0])
+    timing = in_turns({"a": lambda: None}, seconds=0.0, repeats=3, clock=lambda call: next(times))["a"]
+    assert timing == pytest.approx((2.0, 1.4, 3.2))
 
 
 def test_peak_bytes_counts_what_is_alive_at_once():

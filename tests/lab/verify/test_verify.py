@@ -16,6 +16,7 @@ DEVICE = "cuda" if torch.cuda.is_available() and not interpreted() else "cpu"
 BACKEND = "triton" if interpreted() or DEVICE == "cuda" else "native"
 
 
+@pytest.mark.long if interpreted() else pytest.mark.either
 def test_all_is_right(tmp_path, capsys):
     path = tmp_path / "verified.json"
     assert fulmen.lab.cli.main(["verify", "--device", DEVICE, "--quick", "--json", str(path)]) == 0

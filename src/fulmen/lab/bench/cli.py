@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fulmen.lab.arguments import input_path, output_file, output_folder, whole
+from fulmen.lab.arguments import input_path, output_file, output_folder, unknown, whole
 from fulmen.lab.bench import suites
 from fulmen.lab.files import write_text
 from fulmen.runtime.checks import MAX_SIZE
@@ -110,23 +111,23 @@ def _add_compare(commands: Any) -> None:
     compare = commands.add_parser(
         "compare",
         help="results beside the published figures, or beside other results",
-        description="One file: its speedups over each suite's baseline beside the published ones. Two files: "
+        description="One run: its speedups over each suite's baseline beside the published ones. Two runs: "
         "the second against the first, cell by cell, with a verdict that knows the noise. With --out a page: of two or "
-        "more files side by side, or of a folder's files one after the other, as a history.",
+        "more runs side by side, or of all runs of one folder one after the other, as a history.",
     )
     compare.add_argument(
         "results",
         type=input_path,
         nargs="+",
-        metavar="RESULTS.json",
-        help="what `fulmen bench` wrote, or a folder of it",
+        metavar="RUN",
+        help=f"the folder of a run, or its {RESULTS}",
     )
     compare.add_argument("--out", type=output_folder, metavar="DIR", help="where to write the page, compare.html")
     compare.add_argument(
         "--fail-over",
         type=percentage,
         metavar="10%",
-        help="with two files: exit with 1 if a cell got worse by more than this, beyond the noise",
+        help="with two runs: exit with 1 if a cell got worse by more than this, beyond the noise",
     )
     compare.set_defaults(run=run_compare, parser=compare)
 
@@ -159,7 +160,7 @@ def _check_suites(asked: argparse.Namespace) -> None:
     for name in asked.suites:
         if name not in suites.names():
             hint = "; `fulmen limits` is a command of its own" if name == "limits" else ""
-            asked.parser.error(f"no suite {name!r}; there are {', '.join(suites.names())}{hint}")
+            asked.parser.error(unknown(f"suite {name!r}", name, suites.names()) + hint)
 
 
 def run_limits(asked: argparse.Namespace) -> None:
@@ -179,7 +180,11 @@ def run_list(asked: argparse.Namespace) -> None:
     _check_suites(asked)
     device = asked.device or default_device()
     described: dict[str, dict[str, Any]] = {
-        suite.name: {"about": suite.about, "columns": describe_columns(suite, device)}
+        suite.name: {
+            "about": suite.about,
+            "sections": [section for section in suite.sections if section],
+            "columns": describe_columns(suite, device),
+        }
         for suite in map(suites.find, asked.suites or suites.names())
     }
     if asked.json:
@@ -187,24 +192,29 @@ def run_list(asked: argparse.Namespace) -> None:
         return
     for name, suite in described.items():
         print(f"{name}: {suite['about']}")
+        if suite["sections"]:
+            sections = f"sections: {', '.join(suite['sections'])}"
+            print(textwrap.fill(sections, 120, initial_indent="  ", subsequent_indent="    "))
+        width = max(12, *(len(column["name"]) for column in suite["columns"])) + 2
         for column in suite["columns"]:
-            print(f"  {column['name']:<14}{column['title']} ({column['owner']}): {column['about']}")
+            print(f"  {column['name']:<{width}}{column['title']} ({column['owner']}): {column['about']}")
             if not column["available"]:
-                print(f"{'':16}not here: {column['reason']}")
+                print(f"  {'':{width}}not here: {column['reason']}")
 
 
 def run_compare(asked: argparse.Namespace) -> int:
     from fulmen.lab.bench import compare
     from fulmen.lab.bench.results import load
 
-    paths: list[Path] = asked.results
-    if asked.fail_over is not None and (len(paths) != 2 or asked.out):
-        asked.parser.error("--fail-over needs two result files, and no --out")
+    given: list[Path] = asked.results
+    if asked.fail_over is not None and (len(given) != 2 or asked.out):
+        asked.parser.error("--fail-over needs two runs, and no --out")
     if asked.out:
-        print(_compared_on_a_page(paths, asked.out, asked.parser))
+        print(_compared_on_a_page(given, asked.out, asked.parser))
         return 0
-    if len(paths) > 2 or any(path.is_dir() for path in paths):
-        asked.parser.error("more than two files, or a folder, are compared on a page: give --out DIR")
+    if len(given) > 2:
+        asked.parser.error("more than two runs are compared on a page: give --out DIR")
+    paths = [results_of(path, asked.parser) for path in given]
     if len(paths) == 1:
         run = load(paths[0])
         print("\n\n".join((*run.warnings, compare.with_published(run))))
@@ -218,22 +228,29 @@ def run_compare(asked: argparse.Namespace) -> int:
     return int(asked.fail_over is not None and any(change.worse_by > asked.fail_over for change in changes))
 
 
+def results_of(path: Path, parser: argparse.ArgumentParser) -> Path:
+    """The file of a run, which may be given by its folder."""
+    if not path.is_dir():
+        return path
+    if not (path / RESULTS).is_file():
+        parser.error(f"there is no {RESULTS} in {path}; with --out DIR, all runs in one folder make a history")
+    return path / RESULTS
+
+
 def _compared_on_a_page(paths: list[Path], out: Path, parser: argparse.ArgumentParser) -> Path:
     from fulmen.lab.bench.report import side_by_side
     from fulmen.lab.bench.report.page import page
     from fulmen.lab.bench.results import load
 
-    if any(path.is_dir() for path in paths):
-        if len(paths) > 1:
-            parser.error("give one folder, or files")
+    if len(paths) > 1:
+        together = side_by_side.side_by_side({str(path): load(results_of(path, parser)) for path in paths})
+    elif not paths[0].is_dir():
+        parser.error("--out needs two or more runs, or a folder of them")
+    else:
         found = _results_in(paths[0])
         if not found:
             parser.error(f"there is no result file in {paths[0]}")
         together = side_by_side.history(found)
-    else:
-        if len(paths) < 2:
-            parser.error("--out needs two or more result files, or a folder of them")
-        together = side_by_side.side_by_side({str(path): load(path) for path in paths})
     text = page(together)
     out.mkdir(parents=True, exist_ok=True)
     written = out / "compare.html"  # the folder may be a run's, with a report of its own

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 QUIET = 0.3  # of a core: less than this taken by others does not matter
 STOLEN = 0.02  # of the time: less than this given to other virtual machines does not matter
+SLOWED = 1.2  # times: less does not matter
 MOMENT = 0.5  # seconds
 
 
@@ -24,12 +26,15 @@ class Conditions:
             on average while it ran.
         crowded: the most of a core that the others and the run's own threads wanted beyond the cores there are.
         stolen: the share of CPU time that went to other virtual machines while it ran.
+        slowed: how many times longer than at best a fixed piece of work took, in a tenth of the looks at it. Who else
+            runs on a core's other hyperthread, or uses up the power for a high clock, the system does not tell.
     """
 
     before: float | None = None
     during: float | None = None
     crowded: float | None = None
     stolen: float | None = None
+    slowed: float | None = None
 
     @property
     def warning(self) -> str:
@@ -41,6 +46,8 @@ class Conditions:
             found.append(f"cores busy with other work, {' and '.join(busy)}")
         if self.stolen is not None and self.stolen > STOLEN:
             found.append(f"{self.stolen:.0%} of the CPU time taken by other virtual machines")
+        if self.slowed is not None and self.slowed > SLOWED:
+            found.append(f"cores {self.slowed:.1f} times slower at times, by their clock or by others who share them")
         if not found:
             return ""
         return f"Measured under load: {'; '.join(found)}. Ratios are steadier than times; better: run it again."
@@ -59,13 +66,30 @@ class Watch:
         time.sleep(MOMENT)
         self._begin = _Ticks.now()
         self._before = _others(before, self._begin)
+        self._pulses: list[float] = []
 
     def conditions(self) -> Conditions:
+        """Until now; every call is one more look at how fast the machine is."""
         now = _Ticks.now()
+        self._pulses.append(_pulse())
+        slowed = None
+        if len(self._pulses) > 1:
+            slowed = round(statistics.quantiles(self._pulses, n=10, method="inclusive")[-1] / min(self._pulses), 2)
         during, room = _others(self._begin, now), (os.cpu_count() or 1) - torch.get_num_threads()
         known = [cores for cores in (self._before, during) if cores is not None]
         crowded = round(max(known) - room, 2) if known else None
-        return Conditions(self._before, during, crowded, _stolen(self._begin, now))
+        return Conditions(self._before, during, crowded, _stolen(self._begin, now), slowed)
+
+
+def _pulse() -> float:
+    """The seconds of a fixed piece of work of one thread, undisturbed by who else is on this core in between."""
+
+    def once() -> float:
+        start = time.perf_counter()
+        sum(range(5000))
+        return time.perf_counter() - start
+
+    return min(once() for _ in range(7))
 
 
 class _Ticks(NamedTuple):

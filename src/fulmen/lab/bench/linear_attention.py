@@ -114,7 +114,7 @@ def _launched(
 
 
 def scan_tiles(decays: Decays, sizes: Sizes, dtype: torch.dtype) -> Callable[[Architecture], Any]:
-    """The tile of a walk with decays per channel; see :mod:`fulmen.ops.linear_attention.triton.tiles`."""
+    """The tile that chunk states are found with; see :mod:`fulmen.ops.linear_attention.triton.tiles`."""
     from fulmen.ops.linear_attention.triton.tiles import scan_tile
 
     return lambda architecture: scan_tile(

@@ -57,9 +57,14 @@ def seconds_on_cuda(call: Call) -> float:
 def interleaved(
     calls: dict[str, Call], seconds: float, repeats: int = 3, clock: Callable[[Call], float] = seconds_of
 ) -> dict[str, Timing]:
-    """Time every call in turn, again and again, for about ``seconds`` and at least ``repeats`` rounds."""
+    """:func:`in_turns`, after a call of each to warm up."""
     for call in calls.values():
         call()
+    return in_turns(calls, seconds, repeats, clock)
+
+
+def in_turns(calls: dict[str, Call], seconds: float, repeats: int, clock: Callable[[Call], float]) -> dict[str, Timing]:
+    """Time every call in turn, again and again, for about ``seconds`` and at least ``repeats`` rounds."""
     samples: dict[str, list[float]] = {name: [] for name in calls}
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(next(iter(samples.values()))) < repeats:
@@ -69,9 +74,9 @@ def interleaved(
 
 
 def _summary(samples: list[float]) -> Timing:
-    ordered = sorted(samples)
-    last = len(ordered) - 1
-    return Timing(statistics.median(ordered), ordered[round(0.2 * last)], ordered[round(0.8 * last)])
+    """Percentiles between two samples are interpolated: there may be few."""
+    p20, *_, p80 = statistics.quantiles(samples, n=5, method="inclusive") if len(samples) > 1 else samples * 2
+    return Timing(statistics.median(samples), p20, p80)
 
 
 def memory_use(call: Call, device: str = "cpu") -> Usage:

@@ -43,14 +43,20 @@ def _folders() -> list[str]:
 
 @cache
 def why_missing(package: str) -> str:
-    """Empty if the package can be imported."""
+    """Empty if the package can be imported, or the one file of it that is named: ``"fla/ops/kda/naive.py"``."""
+    package, _, file = package.partition("/")
     try:
-        import_module(package)
+        found = one_file(package, file) if file else import_module(package)
     except ImportError:
-        return f"{package} is not installed: {INSTALL[package]}"
+        found = None
     except Exception as error:  # a package may fail in its own ways on a machine it does not know
         return f"{package} cannot be imported: {error}"
-    return ""
+    if found:
+        return ""
+    if file:  # beside the environment: there, others would find the package too
+        distribution = _DISTRIBUTIONS.get(package, package)
+        return f"{package} is not there: pip install --no-deps --target DIR {distribution}, and {FOLDER}=DIR"
+    return f"{package} is not installed: {INSTALL[package]}"
 
 
 @cache

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
+from fulmen.lab.arguments import unknown
 from fulmen.lab.bench import suites
 from fulmen.lab.bench.correctness import LENGTH
 from fulmen.lab.bench.results import Table
@@ -16,14 +17,15 @@ METRICS, MODES = ("speed", "memory"), ("fwd", "bwd")
 
 
 class Pace(NamedTuple):
-    """How long to measure."""
+    """How long to measure. The whole plan is gone through several times, so that a cell is not of one moment alone."""
 
-    seconds: float  # for all columns at one length, in one mode
+    seconds: float  # for all columns at one length, in one mode and sitting
     repeats: int  # at least, for each
+    sittings: int
     budget: float | None  # for the whole run
 
 
-PACES = {"published": Pace(10.0, 5, None), "laptop": Pace(3.0, 5, None), "quick": Pace(3.5, 9, 270.0)}
+PACES = {"published": Pace(3.5, 3, 3, None), "laptop": Pace(1.0, 3, 3, None), "quick": Pace(0.5, 3, 4, 255.0)}
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,12 @@ class Options:
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        known = [column.name for suite in self._suites() for column in suite.columns]
-        if unknown := [name for name in self.columns or () if name not in known]:
-            raise ValueError(f"no column {unknown[0]!r} in {', '.join(self.suites)}; there are {', '.join(known)}")
+        columns = [column.name for suite in self._suites() for column in suite.columns]
         sections = [section for suite in self._suites() for section in suite.sections if section]
-        if unknown := [name for name in self.sections or () if name not in sections]:
-            there = f"there are {', '.join(sections)}" if sections else "there are none"
-            raise ValueError(f"no section {unknown[0]!r} in {', '.join(self.suites)}; {there}")
+        for what, names, known in (("column", self.columns, columns), ("section", self.sections, sections)):
+            for name in names or ():
+                if name not in known:
+                    raise ValueError(unknown(f"{what} {name!r} in {', '.join(self.suites)}", name, known))
         if not any(set(self.modes) & set(suite.modes) for suite in self._suites()):
             raise ValueError(f"{', '.join(self.suites)} has no {' or '.join(self.modes)}")
         if self.rank is not None and not any(suite.presets[self.preset].sizes[0].rank for suite in self._suites()):
@@ -149,8 +150,8 @@ class Budget:
     went before, on imports for instance."""
 
     def __init__(self, seconds: float | None, parts: list[Part], spent: float = 0.0) -> None:
-        self._end = float("inf") if seconds is None else time.perf_counter() + seconds - spent
-        self._ahead = sum(self.work(part, n) for part in parts for n in part.lengths)
+        self._end = self._until = float("inf") if seconds is None else time.perf_counter() + seconds - spent
+        self._ahead = [self.work(part, n) for part in parts for n in part.lengths]
 
     @staticmethod
     def work(part: Part, n: int) -> float:
@@ -162,9 +163,14 @@ class Budget:
         """Seconds."""
         return self._end - time.perf_counter()
 
-    def take(self, part: Part, n: int) -> float:
-        """The seconds that this length may take; to be asked once for each, in the order of the plan."""
-        work = self.work(part, n)
-        share = self.left * work / self._ahead
-        self._ahead -= work
+    def go_on(self, sittings: int, seconds: Iterable[float]) -> None:
+        """The first sitting may take all it needs, as every cell has its first value there. This many, the next and
+        those after it, share what it left, in proportion to the ``seconds`` that lengths are now known to need."""
+        self._ahead = [*seconds]
+        self._until = time.perf_counter() + self.left / sittings
+
+    def take(self) -> float:
+        """The seconds that the next length of a sitting may take, in the order of the plan."""
+        share = (self._until - time.perf_counter()) * self._ahead[0] / sum(self._ahead)
+        del self._ahead[0]
         return max(share, 0.0)

@@ -16,13 +16,16 @@ from fulmen.runtime.torch_private import fake_tensors
 
 
 def seconds_per_call(table: Table, column: Column, n: int) -> float | None:
-    """From the longest lengths measured before, if only by a first call that took too long; None if there are none.
+    """What it took in an earlier sitting. Else from the longest lengths measured before, if only by a first call that
+    took too long; None if there are none.
 
     One length tells nothing of the growth, which is then the column's own; of two, short ones have grown less than long
     ones will, so half a power is added.
     """
     cells = (cell for cell in table.cells if cell.column == column.name)
     times = {cell.n: time / 1e3 for cell in cells if (time := cell.value or cell.first_call)}
+    if n in times:
+        return times[n]
     before = sorted(length for length in times if length < n)[-2:]
     if not before:
         return None

@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fulmen.lab.arguments import input_file, output_folder
-from fulmen.lab.bench.cli import RESULTS
+from fulmen.lab.arguments import input_file, input_path, output_folder
+from fulmen.lab.bench.cli import RESULTS, results_of
 
 
 def add_command(commands: Any) -> None:
     report = commands.add_parser("report", help="results of `fulmen bench` as one HTML page, Markdown, CSV and plots")
-    report.add_argument("results", type=input_file, metavar="RESULTS.json", help="what `fulmen bench` wrote")
+    report.add_argument("results", type=input_path, metavar="RUN", help=f"the folder of a run, or its {RESULTS}")
     report.add_argument(
         "--out",
         type=output_folder,
@@ -26,7 +26,7 @@ def add_command(commands: Any) -> None:
         metavar="FILE",
         help="what `fulmen inspect --json` wrote, for the memory budget",
     )
-    report.set_defaults(run=run_report)
+    report.set_defaults(run=run_report, parser=report)
 
 
 def run_report(options: argparse.Namespace) -> None:
@@ -37,7 +37,7 @@ def run_report(options: argparse.Namespace) -> None:
     from fulmen.lab.bench.results import load
 
     inspection = load_inspection(options.inspection) if options.inspection else None
-    results: Path = options.results
+    results: Path = results_of(options.results, options.parser)
     # What was made of one run stays apart from what was made of another.
     beside = results.parent if results.name == RESULTS else results.with_name(f"{results.stem}-report")
     loaded = load(results)

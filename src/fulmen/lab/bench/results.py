@@ -24,14 +24,21 @@ class Cell:
 
     n: int  # the length: n or m
     column: str
-    value: float | None = None  # milliseconds (median) or MiB
-    p20: float | None = None
+    value: float | None = None  # milliseconds (the median of the fastest sitting) or MiB
+    p20: float | None = None  # of the same sitting
     p80: float | None = None
+    sittings: list[float] = field(default_factory=list)  # milliseconds: the median of each
     first_call: float | None = None  # milliseconds of the first call ever, compilation included
     inputs: float | None = None  # MiB, in memory tables
     outputs: float | None = None
     workspace: float | None = None
     skipped: str | None = None  # why there is no value, in words
+
+    def sit(self, median: float, p20: float, p80: float) -> None:
+        """Take in another sitting. What else a machine does only ever adds time, so the fastest tells of the cell."""
+        self.sittings.append(median)
+        if self.value is None or median < self.value:
+            self.value, self.p20, self.p80 = median, p20, p80
 
     @property
     def spread(self) -> float | None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from fulmen.lab.bench.conditions import Watch
 from fulmen.lab.bench.correctness import CorrectnessCheck
-from fulmen.lab.bench.length import Bench, Length
-from fulmen.lab.bench.measure import keep_freed_memory, release_freed_memory, seconds_of, seconds_on_cuda
+from fulmen.lab.bench.length import Bench, Length, seconds_again
+from fulmen.lab.bench.measure import keep_freed_memory, seconds_of, seconds_on_cuda
 from fulmen.lab.bench.plan import Budget, Options, plan
 from fulmen.lab.bench.progress import Live
 from fulmen.lab.bench.results import Results, Table, now
@@ -26,10 +26,10 @@ def run(
 ) -> None:
     """Fill ``results`` and save them to ``path`` whenever there are new cells. Ctrl-C leaves all that was measured.
     ``spent`` are the seconds of the budget that are gone already; ``watch`` sees what else the machine does."""
-    parts, watch = plan(options), watch or Watch()
+    parts, pace, watch = plan(options), options.pace, watch or Watch()
     spending, conditions = Spending(results.seconds), results.conditions
-    budget = Budget(options.pace.budget, parts, spent)
-    total = sum(Budget.work(part, n) for part in parts for n in part.lengths)
+    budget = Budget(pace.budget, parts, spent)
+    total = pace.sittings * sum(Budget.work(part, n) for part in parts for n in part.lengths)
 
     def save() -> None:
         with spending.on("saving"):
@@ -42,17 +42,23 @@ def run(
         dtype, on_cuda = DTYPES[options.dtype], options.device == "cuda"
         clock = seconds_on_cuda if on_cuda else seconds_of
         check = CorrectnessCheck(dtype, options.device)
-        bench = Bench(options.device, dtype, options.pace, check, clock, live, spending, budget)
-        for part in parts:
-            tables = {(t.mode, t.metric): _begun(results, t) for t in part.tables(options.dtype, options.device)}
-            for n in part.lengths:
-                release_freed_memory()  # of the length before
-                length = Length(bench, part, tables, n, budget.take(part, n))
-                for mode in part.modes:
-                    length.measure(mode)
-                    save()
-                length.close()
-                live.advance(Budget.work(part, n))
+        bench = Bench(options.device, dtype, pace, check, clock, live, spending, budget)
+        begun = [
+            (part, {(t.mode, t.metric): _begun(results, t) for t in part.tables(options.dtype, options.device)})
+            for part in parts
+        ]
+        for sitting in range(pace.sittings):
+            if sitting:
+                known = (seconds_again(part, tables, n, pace) for part, tables in begun for n in part.lengths)
+                budget.go_on(pace.sittings - sitting, known)
+            for part, tables in begun:
+                for n in part.lengths:
+                    length = Length(bench, part, tables, n, sitting, budget.take())
+                    for mode in part.modes:
+                        length.measure(mode)
+                        save()
+                    length.close()
+                    live.advance(Budget.work(part, n))
     results.finished = now()
     save()
 

@@ -41,12 +41,12 @@ def sdpa_by_token(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return sdpa(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
 
 
-def exact_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def exact_softmax(q: Tensor, k: Tensor, v: Tensor, causal: bool = True) -> Tensor:
     """From ``[B, N, H, D]``, plainly."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     scores = q @ k.mT * q.shape[-1] ** -0.5
     later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-    return (scores.masked_fill(later, -torch.inf).softmax(-1) @ v).transpose(1, 2)
+    return (scores.masked_fill(later & causal, -torch.inf).softmax(-1) @ v).transpose(1, 2)
 
 
 def softmax_column(

@@ -84,7 +84,7 @@ class Column:
         growth: its time grows with this power of the length.
         peer: the package whose kernels it is on CUDA; empty for fulmen's and torch's own.
         cuda_only: whether only that package has it; otherwise it is ours on CPU.
-        needs: the package without which it does not run on any device.
+        needs: the package, or the file of one, without which it does not run on any device.
     """
 
     name: str

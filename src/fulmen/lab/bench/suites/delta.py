@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import logsigmoid, pad
 
 import fulmen
 from fulmen.lab.bench.delta_rule import KERNELS
 from fulmen.lab.bench.owners import theirs
-from fulmen.lab.bench.peers import peer
+from fulmen.lab.bench.peers import one_file, peer
 from fulmen.lab.bench.prepared import Prepared
 from fulmen.lab.bench.suite import Column, Input, Preset, Sizes, Suite, Text, Work
 
@@ -35,6 +35,12 @@ PEERS = {
         "fla.ops.kda.chunk_kda",
     ),
 }
+# Of each gate: fla's file of plain torch, and the functions in it.
+NAIVE = {
+    "token": ("ops/gated_delta_rule/naive.py", "naive_chunk_gated_delta_rule", "naive_recurrent_gated_delta_rule"),
+    "channel": ("ops/kda/naive.py", "naive_chunk_kda", "naive_recurrent_kda"),
+}
+NAIVE_CHUNK = 64
 
 
 def _ours(backend: str) -> Callable[..., Tensor]:
@@ -54,6 +60,31 @@ def _of_transformers(function: str) -> Callable[..., Tensor]:
 
 def _of_fla(function: str) -> Callable[..., Tensor]:
     return lambda q, k, v, beta, g: peer(function)(q, k, v, g, beta, use_qk_l2norm_in_kernel=True)[0]
+
+
+def _of_naive_fla(gate: str) -> Callable[..., Tensor]:
+    file, chunked, _ = NAIVE[gate]
+
+    def run(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor) -> Tensor:
+        """One of the two functions takes whole chunks only; zeros write nothing."""
+        n, dtype = q.shape[1], q.dtype
+        tensors = _as_naive_fla_takes(q, k, v, beta, log_decay)
+        filled = {name: _filled(x, -n % NAIVE_CHUNK) for name, x in tensors.items()}
+        output, _ = getattr(one_file("fla", file), chunked)(**filled, chunk_size=NAIVE_CHUNK)
+        return output[:, :n].to(dtype)
+
+    return run
+
+
+def _as_naive_fla_takes(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor) -> dict[str, Tensor]:
+    """By name, q and k normalised and repeated: neither is done in fla's plain torch."""
+    q, k = (x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for x in (q, k))
+    q, k = (x.repeat_interleave(v.shape[2] // x.shape[2], 2) for x in (q, k))
+    return {"q": q, "k": k, "v": v, "g": log_decay, "beta": beta}
+
+
+def _filled(x: Tensor, tokens: int) -> Tensor:
+    return pad(x, (0, 0) * (x.ndim - 2) + (0, tokens))
 
 
 def _gate(gate: str) -> tuple[Column, ...]:
@@ -105,11 +136,23 @@ def _gate(gate: str) -> tuple[Column, ...]:
             cuda_only=True,
             **common,
         ),
+        Column(
+            "FLA naive",
+            "flash-linear-attention, plain torch",
+            f"{NAIVE[gate][1]} of fla, with q and k normalised before",
+            pros="What fla has for CPUs",
+            cons="A loop over the rows of every triangle",
+            function=_of_naive_fla(gate),
+            owner=theirs("fla"),
+            needs=f"fla/{NAIVE[gate][0]}",
+            **common,
+        ),
     )
 
 
 def _decode(gate: str) -> tuple[Column, ...]:
     recurrent = PEERS[gate][1]
+    file, _, naive = NAIVE[gate]
 
     def before(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The state after all tokens but the last, and that one."""
@@ -139,6 +182,16 @@ def _decode(gate: str) -> tuple[Column, ...]:
 
         return run
 
+    def of_naive_fla(*tensors: Tensor) -> Callable[[], Tensor]:
+        state, (q, k, v, beta, log_decay) = before(*tensors)
+
+        @torch.no_grad()
+        def run() -> Tensor:
+            given = _as_naive_fla_takes(q, k, v, beta, log_decay)
+            return getattr(one_file("fla", file), naive)(**given, initial_state=state, output_final_state=True)[0]
+
+        return run
+
     common: dict[str, Any] = {
         "takes": ("q", "k", "v", "beta", gate),
         "exact": lambda *tensors: _ours("reference")(*tensors)[:, -1:],
@@ -163,6 +216,17 @@ def _decode(gate: str) -> tuple[Column, ...]:
             function=Prepared(of_transformers),
             owner=theirs("transformers"),
             needs="transformers",
+            **common,
+        ),
+        Column(
+            "FLA naive",
+            "flash-linear-attention, plain torch",
+            f"{naive} of fla, with q and k normalised before",
+            pros="What fla has for CPUs",
+            cons="Copies the state several times",
+            function=Prepared(of_naive_fla),
+            owner=theirs("fla"),
+            needs=f"fla/{file}",
             **common,
         ),
     )

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 import fulmen
 from fulmen.lab.bench.compiled import Compiled
-from fulmen.lab.bench.owners import Owner, ours, rendered
+from fulmen.lab.bench.owners import Owner, ours, rendered, theirs
+from fulmen.lab.bench.softmax import exact_softmax
 from fulmen.lab.bench.suite import (
     PUBLISHED_LENGTHS,
     Column,
@@ -119,6 +121,39 @@ def _fused(save: Save) -> Column:
     )
 
 
+def _softmax(heads_first: bool) -> Column:
+    """Softmax attention with the same gate: what models have today where they gate an output."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
+        if heads_first:
+            return gate * scaled_dot_product_attention(q, k, v)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return gate * scaled_dot_product_attention(q, k, v).transpose(1, 2)
+
+    def exact(q: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
+        return gate * exact_softmax(q, k, v, causal=False)
+
+    def least(sizes: Sizes, n: int) -> dict[str, Work]:
+        tensor, product = tensor_bytes(sizes, n), 2 * sizes.batch * sizes.heads * n * n * sizes.dim
+        return {"fwd": Work(5 * tensor, 2 * product), "bwd": Work(10 * tensor, 5 * product)}
+
+    return Column(
+        "SDPA" if heads_first else "SDPA-BNHD",
+        "Gated softmax attention of torch" + ("" if heads_first else ", by token"),
+        "softmax attention, multiplied by the gate: torch scaled_dot_product_attention"
+        + ("" if heads_first else " on [B, N, H, D], as projections give it"),
+        pros="What models gate today",
+        cons="O(n²) complexity",
+        takes=GATED,
+        function=run,
+        exact=exact,
+        least=least,
+        owner=theirs("torch"),
+        heads_first=heads_first,
+        growth=2,
+    )
+
+
 def _least(save: Save, sizes: Sizes, n: int) -> dict[str, Work]:
     """Of kᵀv and q (kᵀv), the backward recomputes what it does not find; of the two, only the second has a size."""
     tensor, product = tensor_bytes(sizes, n), product_flops(sizes, n)
@@ -168,7 +203,7 @@ SUITE = Suite(
     baseline="Lao Tor",
     modes=("fwd", "bwd"),
     sections={
-        "no cache": (*_columns(()), _fused(())),
+        "no cache": (*_columns(()), _fused(()), _softmax(heads_first=True), _softmax(heads_first=False)),
         "cache": _columns(("kv",)),
         "cache kv, qkv": _columns(("kv", "qkv")),
     },

@@ -103,7 +103,7 @@ def _lightning(make: Callable[[Tensor], Any], x: Tensor) -> Callable[[], Tensor]
 LIGHTNING = "MiniMax lightning attention"
 
 
-def _of_model(what: str, family: str, prepare: Prepare, check: Prepare) -> tuple[Column, ...]:
+def _of_model(family: str, prepare: Prepare, check: Prepare) -> tuple[Column, ...]:
     """Of a family's models; ``check`` gives what ``prepare`` should, in float32, which is as far as transformers'
     functions go."""
 
@@ -114,13 +114,13 @@ def _of_model(what: str, family: str, prepare: Prepare, check: Prepare) -> tuple
         return check(make, x.float())().double()
 
     ours = partial(prepare, partial(make, patched=True))
-    return _pair(what, ("x",), partial(prepare, make), ours, exact)
+    return _pair(("x",), partial(prepare, make), ours, exact)
 
 
 def _family(family: str, phase: str) -> tuple[Column, ...]:
     # A decoded token is what a prefill says of it, without a cache.
     check = PHASES["prefill" if phase == "decode" else phase]
-    return _of_model(f"{family} {phase}", family, PHASES[phase], check)
+    return _of_model(family, PHASES[phase], check)
 
 
 # ---- functions -------------------------------------------------------------------------------------------------------
@@ -214,18 +214,16 @@ def _function(name: str) -> tuple[Column, ...]:
     def exact(*tensors: Tensor) -> Tensor:
         return theirs(*(x.float() for x in tensors))().double()
 
-    return _pair(name, takes, theirs, ours, exact)
+    return _pair(takes, theirs, ours, exact)
 
 
-def _pair(
-    what: str, takes: tuple[str, ...], theirs: Prepare, ours: Prepare, exact: Callable[..., Tensor]
-) -> tuple[Column, ...]:
+def _pair(takes: tuple[str, ...], theirs: Prepare, ours: Prepare, exact: Callable[..., Tensor]) -> tuple[Column, ...]:
     common: dict[str, Any] = {"takes": takes, "exact": exact, "least": _least, "needs": "transformers"}
     return (
         Column(
             "transformers",
             "transformers",
-            f"{what}: as transformers runs it",
+            "as transformers runs it",
             pros="Nothing to do",
             cons="Loops and copies in torch",
             function=Prepared(theirs),
@@ -235,7 +233,7 @@ def _pair(
         Column(
             "patched",
             "Fulmen, patched",
-            f"{what}: after patch(model)",
+            "after patch(model)",
             pros="The same model, one line",
             cons="An integration to maintain",
             function=Prepared(ours),
@@ -270,7 +268,7 @@ SUITE = Suite(
     baseline="transformers",
     modes=("fwd",),
     sections={f"{family} {phase}": _family(family, phase) for family in FAMILIES for phase in PHASES}
-    | {LIGHTNING: _of_model(LIGHTNING, "MiniMax", _lightning, _lightning)}
+    | {LIGHTNING: _of_model("MiniMax", _lightning, _lightning)}
     | {name: _function(name) for name in FUNCTIONS},
     inputs={"x": Input("B N H D"), "dt": Input("B N H"), "b": Input("B N 1 R"), "c": Input("B N 1 R")},
     presets={

@@ -22,8 +22,8 @@ from fulmen.lab.bench.linear_attention import (
     log_decays,
     scan_tiles,
 )
-from fulmen.lab.bench.owners import Owner, ours, rendered
-from fulmen.lab.bench.peers import peer
+from fulmen.lab.bench.owners import Owner, ours, rendered, theirs
+from fulmen.lab.bench.peers import one_file, peer
 from fulmen.lab.bench.suite import (
     PUBLISHED_LENGTHS,
     Column,
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from fulmen.lab.inspect.dry_run import Launch
 
 CHUNK_SIZE = 128
+NAIVE = "ops/gla/naive.py"  # of fla
 
 
 def _states(schedule: str, backend: str = "auto") -> Callable[..., Tensor]:
@@ -70,12 +71,23 @@ def _gla(k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
     return peer("fla.ops.common.chunk_h.chunk_fwd_h")(k, v, gk=sums, chunk_size=CHUNK_SIZE, states_in_fp32=True)[0]
 
 
+def _naive_gla(k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
+    recurrent = one_file("fla", NAIVE).naive_recurrent_gla  # type: ignore[union-attr]  # which the column needs
+    state, states = k.new_zeros(k.shape[0], k.shape[2], k.shape[3], v.shape[3]), []
+    for tokens in zip(*(x.split(CHUNK_SIZE, 1) for x in (k, k, v, decay)), strict=True):
+        states.append(state)
+        _, state = recurrent(*tokens, initial_state=state, output_final_state=True)
+    return torch.stack(states, 1)
+
+
 def _column(
     name: str, title: str, about: str, pros: str, cons: str, decays: Decays, function: Callable[..., Tensor],
-    exact: Callable[..., Tensor] = _EXACT, owner: Callable[[str], Owner] = ours, peer: str = "",
+    exact: Callable[..., Tensor] = _EXACT, owner: Callable[[str], Owner] = ours, peer: str = "", needs: str = "",
 ) -> Column:  # fmt: skip
-    least, launched, takes = partial(_least, decays), partial(_launched, decays), ("k", "v", *log_decays(decays))
-    return Column(name, title, about, pros, cons, takes, function, exact, least, launched, owner, peer=peer)
+    return Column(
+        name, title, about, pros, cons, ("k", "v", *log_decays(decays)), function, exact,
+        partial(_least, decays), partial(_launched, decays), owner, peer=peer, needs=needs,
+    )  # fmt: skip
 
 
 def _least(decays: Decays, sizes: Sizes, n: int) -> dict[str, Work]:
@@ -162,6 +174,19 @@ SUITE = Suite(
                 cons="One more pass over the states",
                 decays=BOTH_CHANNELS,
                 function=_states("parallel"),
+            ),
+            # Not published: what else a user has.
+            _column(
+                "GLA naive",
+                "GLA's recurrence, plain torch",
+                "naive_recurrent_gla of fla, chunk after chunk",
+                pros="What fla has for CPUs",
+                cons="A loop over tokens",
+                decays=CHANNEL,
+                function=_naive_gla,
+                exact=lambda k, v, decay: _entering(_EXACT(k, v, decay)),
+                owner=theirs("fla"),
+                needs=f"fla/{NAIVE}",
             ),
         )
     },

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 import fulmen
 from fulmen.lab.bench.compiled import Compiled
-from fulmen.lab.bench.owners import ours, rendered
+from fulmen.lab.bench.owners import ours, rendered, theirs
+from fulmen.lab.bench.prepared import Prepared
 from fulmen.lab.bench.suite import PUBLISHED_LENGTHS, Column, Input, Kernels, Preset, Sizes, Suite, Text, Work
 from fulmen.ops.tpa.problem import decode_of
-from fulmen.ops.tpa.reference import naive
+from fulmen.ops.tpa.reference import naive, product
 from fulmen.ops.tpa.torch_factorised import factorised
 from fulmen.runtime.architectures import Architecture
 
@@ -46,6 +48,37 @@ def _factorised(aq: Tensor, ak: Tensor, av: Tensor, bq: Tensor, bk: Tensor, bv: 
 def _column(name: str, title: str, about: str, function: Callable[..., Tensor], pros: str, cons: str) -> Column:
     owner = ours if name.startswith("tr") else rendered("torch")
     return Column(name, title, about, pros, cons, tuple(INPUTS), function, _naive, _least, _launched, owner)
+
+
+def _cached(heads_first: bool) -> Column:
+    """Softmax attention over a usual cache: keys and values are built before, and only read."""
+
+    def prepare(aq: Tensor, ak: Tensor, av: Tensor, bq: Tensor, bk: Tensor, bv: Tensor) -> Callable[[], Tensor]:
+        p = decode_of(aq, ak, av, bq, bk, bv)
+        q, *cache = (product(a, b) for a, b in ((p.aq, p.bq), (p.ak, p.bk), (p.av, p.bv)))
+        k, v = (x.transpose(1, 2) for x in cache)
+        if heads_first:
+            k, v = k.contiguous(), v.contiguous()
+        return lambda: scaled_dot_product_attention(q.transpose(1, 2), k, v).transpose(1, 2)
+
+    layout = "[B, H, M, D]" if heads_first else "[B, M, H, D]"
+    return Column(
+        "SDPA" if heads_first else "SDPA-BNHD",
+        "torch, usual cache" + ("" if heads_first else ", by token"),
+        f"torch scaled_dot_product_attention over keys and values that were built before, cached as {layout}",
+        pros="What serves models today",
+        cons="A cache of 2 · M · H · D numbers, read for every token",
+        takes=tuple(INPUTS),
+        function=Prepared(prepare),
+        exact=_naive,
+        least=_least_of_cache,
+        owner=theirs("torch"),
+    )
+
+
+def _least_of_cache(sizes: Sizes, m: int) -> dict[str, Work]:
+    numbers = sizes.batch * m * sizes.heads * sizes.dim  # of k, and of v
+    return {"fwd": Work(4 * numbers, 4 * numbers)}
 
 
 def _least(sizes: Sizes, m: int) -> dict[str, Work]:
@@ -150,6 +183,9 @@ SUITE = Suite(
                 pros="Fewer passes over memory than ton",
                 cons="Compilation; builds k and v of every head",
             ),
+            # Not published: what else a user has.
+            _cached(heads_first=True),
+            _cached(heads_first=False),
         )
     },
     inputs=INPUTS,
@@ -160,5 +196,6 @@ SUITE = Suite(
     },
     kernels=Kernels("tpa_decode", _tiles, CORE),
     one_token=lambda section: True,
+    memory_columns=("trb", "trbh", "trbn", "to", "toc", "ton", "tonc"),  # a cache that was built before is not seen
     sizes_in_title=lambda sizes: f"batch{sizes.batch}-head{sizes.heads}-dim{sizes.dim}-rank{sizes.rank}",
 )

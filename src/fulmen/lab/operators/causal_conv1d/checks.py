@@ -7,10 +7,12 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import conv1d, silu
 
 import fulmen
 from fulmen.lab.operators.causal_conv1d.cases import Case, exact, run, tensors
-from fulmen.lab.tolerances import deviations
+from fulmen.lab.precision import OURS, TORCH, Comparison
+from fulmen.lab.tolerances import Results, deviations
 from fulmen.lab.verify.check import DTYPES, Check, Target, unusual
 
 
@@ -47,7 +49,12 @@ def twice(target: Target, case: Case) -> list[str]:
 
 def steps(target: Target, case: Case) -> list[str]:
     """Token by token, the same as the whole."""
-    given, expected = on(target, case), exact(case)
+    results, expected = run_steps(target, case), exact(case)
+    return deviations(results, {name: expected[name] for name in results}, target.backend)
+
+
+def run_steps(target: Target, case: Case) -> Results:
+    given = on(target, case)
     state = given["initial_state"].clone()
     outputs = [
         fulmen.causal_conv1d_step(
@@ -55,9 +62,30 @@ def steps(target: Target, case: Case) -> list[str]:
         )
         for x in given["x"].unbind(1)
     ]
-    results = {"output": torch.stack(outputs, 1), "state": state}
-    return deviations(results, {name: expected[name] for name in results}, target.backend)
+    return {"output": torch.stack(outputs, 1), "state": state}
 
 
 def on(target: Target, case: Case) -> dict[str, Tensor]:
     return {name: x.to(target.device) for name, x in tensors(case).items()}
+
+
+def comparisons(target: Target) -> Iterator[Comparison]:
+    """Its sums are float32 everywhere; in plain torch too, which rounds what the activation reads."""
+    case = Case(length=80 if target.quick else 1024, channels=64, state=None, dtype=torch.bfloat16)
+    given = tensors(case) | {"grad_state": torch.zeros(2, case.channels, case.width - 1, dtype=case.dtype)}
+    expected = run(case, {name: x.double() for name, x in given.items()}, "reference")
+    ours = run(case, {name: x.to(target.device) for name, x in given.items()}, target.backend)
+    found = {OURS: ours, TORCH: in_plain_torch(case, given)}
+    yield Comparison("causal_conv1d", {name: x for name, x in expected.items() if name != "state"}, found)
+    case = Case(length=64, channels=64, dtype=torch.bfloat16)
+    stepped = run_steps(target, case)
+    yield Comparison("causal_conv1d_step", {"output": exact(case)["output"]}, {OURS: stepped})
+
+
+def in_plain_torch(case: Case, given: dict[str, Tensor]) -> Results:
+    leaves = {name: given[name].detach().requires_grad_() for name in ("weight", "x", "bias")}
+    weight, x, bias = leaves.values()
+    convolved = conv1d(x.mT, weight[:, None], bias, padding=case.width - 1, groups=case.channels)
+    output = silu(convolved[..., : case.length]).mT
+    grads = torch.autograd.grad(output, list(leaves.values()), given["grad_output"])
+    return {"output": output.detach()} | {f"d{name}": g for name, g in zip(leaves, grads, strict=True)}

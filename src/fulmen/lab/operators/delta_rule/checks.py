@@ -11,7 +11,8 @@ from torch import Tensor
 
 import fulmen
 from fulmen.lab.operators.delta_rule.cases import DECAYS, Case, exact, run, tensors, yardstick
-from fulmen.lab.tolerances import DELTA_RULE, TOLERANCE, deviations, relative_error
+from fulmen.lab.precision import GPU_STYLE, OURS, Comparison
+from fulmen.lab.tolerances import DELTA_RULE, TOLERANCE, Results, deviations, relative_error
 from fulmen.lab.verify.check import DTYPES, Check, Target, unusual
 from fulmen.ops.chunks.decay_form import tokens_of
 from fulmen.ops.chunks.validation import SCHEDULES
@@ -65,8 +66,17 @@ def twice(target: Target, case: Case) -> list[str]:
 
 def steps(target: Target, case: Case) -> list[str]:
     """Token by token, the same as the whole."""
+    results, expected = run_steps(target, case), exact(case)
+    errors = {
+        "output": relative_error(results["output"], expected["output"]) / TOLERANCE[case.dtype],
+        "state": relative_error(results["state"], expected["state"]) / TOLERANCE[torch.float32],
+    }
+    return [f"{name}: {error:.1f} times the error allowed" for name, error in errors.items() if not error <= 1]
+
+
+def run_steps(target: Target, case: Case) -> Results:
     x = given(target, case)
-    expected, state, outputs = exact(case), x["initial_state"].clone(), []
+    state, outputs = x["initial_state"].clone(), []
     for t in range(case.length):
         token: dict[str, Any] = {name: tokens_of(x[name], t) for name in ("q", "k", "v", "beta", "log_decay")}
         outputs.append(
@@ -74,8 +84,16 @@ def steps(target: Target, case: Case) -> list[str]:
                 **token, state=state, normalize_qk=case.normalizes, scale=case.scale, backend=target.backend
             )
         )
-    errors = {
-        "output": relative_error(torch.stack(outputs, 1), expected["output"]) / TOLERANCE[case.dtype],
-        "state": relative_error(state, expected["state"]) / TOLERANCE[torch.float32],
-    }
-    return [f"{name}: {error:.1f} times the error allowed" for name, error in errors.items() if not error <= 1]
+    return {"output": torch.stack(outputs, 1), "state": state}
+
+
+def comparisons(target: Target) -> Iterator[Comparison]:
+    tokens = 80 if target.quick else 1024
+    typical = Case(1, tokens, key_size=64, value_size=64, initial=False, dtype=torch.bfloat16)
+    for decays in ("token", "channel"):
+        case = typical._replace(decays=decays)
+        found = {OURS: run(case, given(target, case), target.backend), GPU_STYLE: yardstick(case)}
+        yield Comparison(f"delta_rule, {decays}", exact(case), found)
+    case = typical._replace(length=64, initial=True)
+    ours = run_steps(target, case)
+    yield Comparison("delta_rule_step, token", {name: exact(case)[name] for name in ours}, {OURS: ours})

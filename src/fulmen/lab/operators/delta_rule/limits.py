@@ -1,5 +1,6 @@
-"""The native delta rule against linear attention with the same decay, and against transformers' torch functions where
-transformers is installed. These get q and k with as many heads as v, as their model hands them over."""
+"""The native delta rule against linear attention with the same decay, and where transformers is installed against its
+torch functions, and a model of it patched against itself. These functions get q and k with as many heads as v, as their
+model hands them over."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 import fulmen
+from fulmen.lab.bench.families import LAYERS, model
 from fulmen.lab.bench.figures import Call, Figure
 from fulmen.lab.bench.measure import interleaved
 from fulmen.lab.bench.peers import peer, why_missing
@@ -17,7 +19,8 @@ from fulmen.ops.delta_rule.native import workspace_bytes
 from fulmen.ops.delta_rule.problem import DeltaRule
 
 KEY_HEADS, HEADS, DIM, LENGTH = 16, 32, 128, 2048
-SIZE = f"B1 H{HEADS} (q, k: {KEY_HEADS}) D{DIM} n{LENGTH}"
+LONG = 4 * LENGTH
+HIDDEN = 1024  # of the model
 PEERS = "transformers.models.qwen3_next.modeling_qwen3_next"
 CHUNKED = f"{PEERS}.torch_chunk_gated_delta_rule"
 KIMI = "transformers.models.kimi_linear.modeling_kimi_linear.chunk_kimi_delta_attention"
@@ -53,8 +56,14 @@ def inputs(batch: int = 1, length: int = LENGTH, dtype: torch.dtype = torch.floa
     return Inputs(q, k, v, beta, *decays)
 
 
+def named(what: str, length: int | None = LENGTH, batch: int = 1) -> str:
+    """A figure, with the shape that it is of."""
+    tokens = "" if length is None else f" n{length}"
+    return f"delta rule, B{batch} H{HEADS} (q, k: {KEY_HEADS}) D{DIM}{tokens}: {what}"
+
+
 def forward() -> list[Figure]:
-    x, long = inputs(), inputs(length=4 * LENGTH)
+    x, long = inputs(), inputs(length=LONG)
     calls = {
         "token": x.call(x.log_decay),
         "token, plain": x.plain(x.log_decay),
@@ -65,10 +74,12 @@ def forward() -> list[Figure]:
     }
     t = {name: timing.median for name, timing in interleaved(calls, seconds=12.0, repeats=7).items()}
     token, channel, of_long = (t[name] / t[f"{name}, plain"] for name in ("token", "channel", "long"))
+    over, growth = "time over linear attention", t["long"] / t["token"]
     return [
-        Figure(f"delta rule, {SIZE}, time over linear attention, token decay", token, 1.5, 1.35, "x", True),
-        Figure(f"delta rule, n{4 * LENGTH}, time over linear attention, token decay", of_long, 1.5, 1.35, "x", True),
-        Figure("delta rule, time over linear attention, channel decay", channel, 1.7, 1.5, "x", True),
+        Figure(named(f"{over}, token decay"), token, 1.5, 1.35, "x", True),
+        Figure(named(f"{over}, token decay", LONG), of_long, 1.5, 1.35, "x", True),
+        Figure(named(f"{over}, channel decay"), channel, 1.7, 1.5, "x", True),
+        Figure(named(f"time of n{LONG} over it, token decay"), growth, 4.4, 4.1, "x", True),
     ]
 
 
@@ -85,14 +96,7 @@ def training() -> list[Figure]:
     }
     t = interleaved(calls, seconds=5.0, repeats=5)
     ratio = t["backward"].median / t["forward"].median
-    return [Figure("delta rule, backward over forward, token decay", ratio, 4.0, 3.5, "x", True)]
-
-
-def growth() -> list[Figure]:
-    short, long = (inputs(length=length) for length in (LENGTH, 4 * LENGTH))
-    t = interleaved({"short": short.call(short.log_decay), "long": long.call(long.log_decay)}, seconds=4.0, repeats=5)
-    ratio = t["long"].median / t["short"].median
-    return [Figure("delta rule, four times the tokens, time", ratio, 4.4, 4.1, "x", True)]
+    return [Figure(named("backward over forward, token decay"), ratio, 4.0, 3.5, "x", True)]
 
 
 def against_transformers() -> list[Figure]:
@@ -108,9 +112,9 @@ def against_transformers() -> list[Figure]:
 
     kimi = ratio(torch.float32, KIMI, by_channel=True)
     return [
-        Figure("delta rule against transformers' chunked one, fp32", ratio(torch.float32), 8, 10, "x"),
-        Figure("delta rule against transformers' chunked one, bf16", ratio(torch.bfloat16), 7, 12, "x"),
-        Figure("delta rule against transformers' Kimi delta attention, channel decay, fp32", kimi, 40, 70, "x"),
+        Figure(named("against transformers' chunked one, fp32"), ratio(torch.float32), 8, 10, "x"),
+        Figure(named("against transformers' chunked one, bf16"), ratio(torch.bfloat16), 7, 12, "x"),
+        Figure(named("against transformers' Kimi delta attention, channel decay, fp32"), kimi, 40, 70, "x"),
     ]
 
 
@@ -138,7 +142,7 @@ def training_against_transformers() -> list[Figure]:
 
     t = interleaved({"native": native, "peer": autograd}, seconds=6.0, repeats=3)
     ratio = t["peer"].median / t["native"].median
-    return [Figure("delta rule, forward + backward against transformers' with autograd", ratio, 6, 8, "x")]
+    return [Figure(named("forward + backward against transformers' with autograd, fp32"), ratio, 6, 8, "x")]
 
 
 def decoding() -> list[Figure]:
@@ -161,8 +165,32 @@ def decoding() -> list[Figure]:
         return t["peer"].median / t["native"].median
 
     return [
-        Figure("delta rule, decode step of B1 against transformers'", ratio(1), 12, 25, "x"),
-        Figure("delta rule, decode step of B8 against transformers'", ratio(8), 25, 40, "x"),
+        Figure(named("decode step against transformers'", None), ratio(1), 12, 25, "x"),
+        Figure(named("decode step against transformers'", None, batch=8), ratio(8), 25, 40, "x"),
+    ]
+
+
+def prefill() -> list[Figure]:
+    if why_missing("transformers"):
+        return []
+    from fulmen.integrations.transformers import patch
+
+    def ratio(dtype: torch.dtype) -> float:
+        tokens = torch.randn(1, LENGTH, HIDDEN).to(dtype)
+        models = {name: model("Qwen3.5", HIDDEN, dtype) for name in ("as it is", "patched")}
+        patch(models["patched"])
+
+        def call(of: Any) -> Call:
+            return lambda: of(inputs_embeds=tokens, use_cache=True, logits_to_keep=1)
+
+        with torch.no_grad():
+            t = interleaved({name: call(of) for name, of in models.items()}, seconds=6.0, repeats=3)
+        return t["as it is"].median / t["patched"].median
+
+    what = f"Qwen3.5, {LAYERS} layers of {HIDDEN}, prefill of B1 n{LENGTH}, patched against itself"
+    return [
+        Figure(f"{what}, fp32", ratio(torch.float32), 1.25, 1.35, "x"),
+        Figure(f"{what}, bf16", ratio(torch.bfloat16), 1.5, 1.7, "x"),
     ]
 
 
@@ -178,9 +206,9 @@ def workspaces() -> list[Figure]:
         return workspace_bytes(p, backward) / threads / 2**20
 
     return [
-        Figure("delta rule, workspace per thread, forward", mebibytes(131072, False), 1, 0.3, "MiB", True),
-        Figure("delta rule, workspace per thread, backward, n = 32768", mebibytes(32768, True), 8, 6, "MiB", True),
+        Figure(named("workspace per thread, forward", 131072), mebibytes(131072, False), 1, 0.3, "MiB", True),
+        Figure(named("workspace per thread, backward", 32768), mebibytes(32768, True), 8, 6, "MiB", True),
     ]
 
 
-LIMITS = (forward, training, growth, against_transformers, training_against_transformers, decoding, workspaces)
+LIMITS = (forward, training, against_transformers, training_against_transformers, decoding, prefill, workspaces)

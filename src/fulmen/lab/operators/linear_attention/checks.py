@@ -7,12 +7,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import fulmen
 from fulmen.lab.operators.linear_attention import cases
 from fulmen.lab.operators.linear_attention.cases import ALL_DECAYS, Case
-from fulmen.lab.tolerances import TOLERANCE, deviations, relative_error
+from fulmen.lab.precision import GPU_STYLE, OURS, TORCH, Comparison
+from fulmen.lab.tolerances import TOLERANCE, Results, deviations, relative_error
 from fulmen.lab.verify.check import DTYPES, Check, Target
 from fulmen.lab.yardstick import rounded_products
 from fulmen.ops.chunks.decay_form import tokens_of
@@ -93,11 +93,15 @@ def attention(target: Target, case: Case, schedule: str) -> list[str]:
 
 def without_decay_gradients(target: Target, case: Case) -> list[str]:
     """A backward that no decay's gradient is requested from may multiply in bfloat16 what others do not."""
-    leaves = frozen_decays(cases.inputs(case, target.device))
-    output, state = fulmen.linear_attention(**leaves, scale=case.scale, return_state=True, backend=target.backend)
-    results = cases.differentiate(case, learned(leaves), output, state)
+    results = run_frozen(case, target.device, target.backend)
     exact = {name: cases.exact(case)[name] for name in results}
     return deviations(results, exact, target.backend, partial(cases.yardstick, case))
+
+
+def run_frozen(case: Case, device: str, backend: str, without: str = "") -> Results:
+    leaves = frozen_decays(cases.inputs(case, device))
+    output, state = fulmen.linear_attention(**leaves, scale=case.scale, return_state=True, backend=backend)
+    return cases.differentiate(case, learned(leaves), output, state, without)
 
 
 def frozen_decays(leaves: dict[str, Any]) -> dict[str, Any]:
@@ -124,38 +128,85 @@ def long_sum(target: Target) -> list[str]:
 
 def steps(target: Target, case: Case) -> list[str]:
     """Token by token; outputs of 16 bits may be off by one rounding more than those of the whole."""
-    given = {name: x.to(target.device) for name, x in cases.tensors(case).items()}
-    expected, state = cases.exact(case), given["initial_state"].clone()
-    outputs = []
-    for t in range(case.length):
-        names = [name for name in ("q", "k", "v", "log_decay", "log_decay_v") if name in given]
-        token: dict[str, Any] = {name: tokens_of(given[name], t) for name in names}
-        outputs.append(fulmen.linear_attention_step(**token, state=state, scale=case.scale, backend=target.backend))
+    results, expected = run_steps(target, case), cases.exact(case)
     errors = {
-        "output": relative_error(torch.stack(outputs, 1), expected["output"]) / (2 * TOLERANCE[case.dtype]),
-        "state": relative_error(state, expected["state"]) / TOLERANCE[torch.float32],
+        "output": relative_error(results["output"], expected["output"]) / (2 * TOLERANCE[case.dtype]),
+        "state": relative_error(results["state"], expected["state"]) / TOLERANCE[torch.float32],
     }
     return [f"{name}: {error:.1f} times the error allowed" for name, error in errors.items() if not error <= 1]
 
 
-def states(target: Target, case: Case, chunk_size: int = 16, learns_decays: bool = True) -> list[str]:
+def run_steps(target: Target, case: Case) -> Results:
+    given = {name: x.to(target.device) for name, x in cases.tensors(case).items()}
+    state, outputs = given["initial_state"].clone(), []
+    for t in range(case.length):
+        names = [name for name in ("q", "k", "v", "log_decay", "log_decay_v") if name in given]
+        token: dict[str, Any] = {name: tokens_of(given[name], t) for name in names}
+        outputs.append(fulmen.linear_attention_step(**token, state=state, scale=case.scale, backend=target.backend))
+    return {"output": torch.stack(outputs, 1), "state": state}
+
+
+def states(target: Target, case: Case, learns_decays: bool = True) -> list[str]:
     """And all their gradients."""
+    results = run_states(cases.inputs(case, target.device), target.backend, learns_decays)
+    return deviations(
+        results, exact_states(case, learns_decays), target.backend, lambda: yardstick_states(case, learns_decays)
+    )
 
-    def run(leaves: dict[str, Any], backend: str) -> dict[str, Tensor]:
-        del leaves["q"]
-        if not learns_decays:
-            leaves = frozen_decays(leaves)
-        result = fulmen.chunk_states(**leaves, chunk_size=chunk_size, backend=backend)
-        # Some cotangent that is the same everywhere.
-        cotangent = torch.linspace(-1, 1, result.numel(), dtype=torch.float64).reshape(result.shape).to(result)
-        grads = torch.autograd.grad(result, list(learned(leaves).values()), cotangent)
-        return {"states": result.detach()} | {f"d{name}": g for name, g in zip(learned(leaves), grads, strict=True)}
 
-    exact = {name: x.detach().double().requires_grad_() for name, x in cases.inputs(case).items()}
-    results = run(cases.inputs(case, target.device), target.backend)
+def run_states(leaves: dict[str, Any], backend: str, learns_decays: bool) -> Results:
+    del leaves["q"]
+    if not learns_decays:
+        leaves = frozen_decays(leaves)
+    result = fulmen.chunk_states(**leaves, chunk_size=16, backend=backend)
+    # Some cotangent that is the same everywhere.
+    cotangent = torch.linspace(-1, 1, result.numel(), dtype=torch.float64).reshape(result.shape).to(result)
+    grads = torch.autograd.grad(result, list(learned(leaves).values()), cotangent)
+    return {"states": result.detach()} | {f"d{name}": g for name, g in zip(learned(leaves), grads, strict=True)}
 
-    def yardstick() -> dict[str, Tensor]:
+
+def exact_states(case: Case, learns_decays: bool) -> Results:
+    leaves = {name: x.detach().double().requires_grad_() for name, x in cases.inputs(case).items()}
+    return run_states(leaves, "reference", learns_decays)
+
+
+@rounded_products()
+def yardstick_states(case: Case, learns_decays: bool) -> Results:
+    return run_states(cases.inputs(case), "torch", learns_decays)
+
+
+# ---- fulmen precision ------------------------------------------------------------------------------------------------
+
+
+def comparisons(target: Target) -> Iterator[Comparison]:
+    """Without gradients of decays, which are float32 whatever the inputs."""
+    typical = LARGE.of(batch=1, length=80 if target.quick else 1024, initial=False)
+    for decays in ("none", "head", "token", "channel"):
+        case = typical.of(decays=decays)
+        exact, ours = cases.exact(case, "grad_state"), run_frozen(case, target.device, target.backend, "grad_state")
         with rounded_products():
-            return run(cases.inputs(case), "torch")
+            found = {OURS: ours, GPU_STYLE: run_frozen(case, "cpu", "torch", "grad_state")}
+        if decays != "channel":
+            found[TORCH] = in_plain_torch(case)
+        yield Comparison(f"linear_attention, {decays}", {name: exact[name] for name in ours}, found)
+    for decays in ("head", "channel"):
+        case = typical.of(decays=decays)
+        ours = run_states(cases.inputs(case, target.device), target.backend, False)
+        found = {OURS: ours, GPU_STYLE: yardstick_states(case, False)}
+        yield Comparison(f"chunk_states, {decays}", exact_states(case, False), found)
+    case = typical.of(decays="token", length=64, initial=True)
+    ours = run_steps(target, case)
+    yield Comparison("linear_attention_step, token", {name: cases.exact(case)[name] for name in ours}, {OURS: ours})
 
-    return deviations(results, run(exact, "reference"), target.backend, yardstick)
+
+def in_plain_torch(case: Case) -> Results:
+    """The masked product of the whole sequence, which has no state."""
+    leaves = frozen_decays(cases.inputs(case))
+    q, k, v = (leaves[name].transpose(1, 2) for name in "qkv")
+    scores = case.factor * (q @ k.mT)
+    if "log_decay" in leaves:
+        sums = leaves["log_decay"].expand(*leaves["q"].shape[:3]).cumsum(1).transpose(1, 2)
+        scores = scores * (sums[..., None] - sums[..., None, :]).tril().exp().to(scores)
+    output = (scores.tril() @ v).transpose(1, 2)
+    grads = torch.autograd.grad(output, list(learned(leaves).values()), cases.tensors(case)["grad_output"])
+    return {"output": output.detach()} | {f"d{name}": g for name, g in zip(learned(leaves), grads, strict=True)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 import fulmen
-from fulmen.lab.tolerances import deviations
+from fulmen.lab.precision import GPU_STYLE, OURS, TORCH, Comparison
+from fulmen.lab.tolerances import Results, deviations
 from fulmen.lab.verify.check import DTYPES, Check, Target, unusual
 from fulmen.lab.yardstick import rounded_products
+from fulmen.ops.output_gate import reference
 from fulmen.ops.output_gate.validation import SAVES
 
 
@@ -55,10 +57,14 @@ def tensors(case: Case) -> list[Tensor]:
     ]
 
 
-def run(inputs: list[Tensor], save: tuple[str, ...], backend: str) -> dict[str, Tensor]:
+def run(inputs: list[Tensor], save: tuple[str, ...], backend: str) -> Results:
+    return differentiate(partial(fulmen.output_gated_attention, save=save, backend=backend), inputs)
+
+
+def differentiate(function: Callable[..., Tensor], inputs: list[Tensor]) -> Results:
     *leaves, gradient = inputs
     leaves = [x.detach().requires_grad_() for x in leaves]
-    output = fulmen.output_gated_attention(*leaves, save=save, backend=backend)
+    output = function(*leaves)
     grads = torch.autograd.grad(output, leaves, gradient)
     return {"output": output.detach()} | dict(zip(("dq", "dk", "dv", "dgate"), grads, strict=True))
 
@@ -66,14 +72,29 @@ def run(inputs: list[Tensor], save: tuple[str, ...], backend: str) -> dict[str, 
 def attend(target: Target, case: Case, save: tuple[str, ...]) -> list[str]:
     expected = run([x.double() for x in tensors(case)], save, "reference")
     results = run([x.to(target.device) for x in tensors(case)], save, target.backend)
+    return deviations(results, expected, target.backend, partial(yardstick, case, save))
 
-    def yardstick() -> dict[str, Tensor]:
-        with rounded_products():
-            return run(tensors(case), save, "torch")
 
-    return deviations(results, expected, target.backend, yardstick)
+@rounded_products()
+def yardstick(case: Case, save: tuple[str, ...]) -> Results:
+    return run(tensors(case), save, "torch")
 
 
 def twice(target: Target, case: Case) -> list[str]:
     first, second = (run([x.to(target.device) for x in tensors(case)], (), target.backend) for _ in range(2))
     return [f"{name} differs from call to call" for name, x in first.items() if not torch.equal(x, second[name])]
+
+
+def comparisons(target: Target) -> Iterator[Comparison]:
+    tokens = 80 if target.quick else 1024
+    case = Case(tokens, tokens, heads=2, key_size=64, value_size=64, dtype=torch.bfloat16)
+    found = {
+        OURS: run([x.to(target.device) for x in tensors(case)], (), target.backend),
+        GPU_STYLE: yardstick(case, ()),
+        TORCH: differentiate(in_plain_torch, tensors(case)),
+    }
+    yield Comparison("output_gated_attention", run([x.double() for x in tensors(case)], (), "reference"), found)
+
+
+def in_plain_torch(*inputs: Tensor) -> Tensor:
+    return reference.attend(*(x.transpose(1, 2) for x in inputs)).transpose(1, 2)

@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 
 import fulmen
+from fulmen.lab.precision import GPU_STYLE, OURS, TORCH, Comparison
 from fulmen.lab.tolerances import Results, deviations
 from fulmen.lab.verify.check import DTYPES, Check, Target, unusual
 from fulmen.lab.yardstick import rounded_products
+from fulmen.ops.tpa.problem import decode_of
+from fulmen.ops.tpa.reference import naive
 from fulmen.ops.tpa.validation import SPLITS
 
 
@@ -75,9 +78,12 @@ def factors(case: Case) -> dict[str, Any]:
 
 def decode(target: Target, case: Case, split: str) -> list[str]:
     given = factors(case)
-    exact = {name: x if name == "seqlens" else x.double() for name, x in given.items()}
-    expected = fulmen.tpa_decode(**exact, backend="reference")
-    return deviations_of(run(target, given, split), expected, target.backend, given)
+    return deviations_of(run(target, given, split), exact(given), target.backend, given)
+
+
+def exact(given: dict[str, Any]) -> Tensor:
+    doubles: dict[str, Any] = {name: x if name == "seqlens" else x.double() for name, x in given.items()}
+    return fulmen.tpa_decode(**doubles, backend="reference")
 
 
 def deviations_of(
@@ -87,12 +93,7 @@ def deviations_of(
     given: dict[str, Any],
     nearby: Callable[[], Sequence[Results]] = tuple,
 ) -> list[str]:
-    """What is wrong with the output of a call. The heads of a sample are one for the bounds: a head's own result is a
-    single row, too short to judge the rounding of its factors."""
-
-    def of_one_head(x: Tensor) -> Results:
-        return {"output": x.flatten(2).unsqueeze(2)}
-
+    """What is wrong with the output of a call."""
     return deviations(
         of_one_head(output),
         of_one_head(expected),
@@ -100,6 +101,12 @@ def deviations_of(
         yardstick=lambda: of_one_head(yardstick(given)),
         nearby=lambda: [of_one_head(x["output"]) for x in nearby()],
     )
+
+
+def of_one_head(x: Tensor) -> Results:
+    """The heads of a sample are one for the bounds: a head's own result is a single row, too short to judge the
+    rounding of its factors."""
+    return {"output": x.flatten(2).unsqueeze(2)}
 
 
 @rounded_products()
@@ -116,3 +123,14 @@ def twice(target: Target, case: Case) -> list[str]:
 def run(target: Target, given: dict[str, Any], split: str) -> Tensor:
     moved: dict[str, Any] = {name: x if x is None else x.to(target.device) for name, x in given.items()}
     return fulmen.tpa_decode(**moved, split=split, backend=target.backend)
+
+
+def comparisons(target: Target) -> Iterator[Comparison]:
+    tokens, heads = (80, 4) if target.quick else (4096, 32)
+    given = factors(Case(tokens, heads, ranks=(16, 1, 1), key_size=128, value_size=128, dtype=torch.bfloat16))
+    found = {
+        OURS: run(target, given, "auto"),
+        GPU_STYLE: yardstick(given),
+        TORCH: naive(decode_of(*(x for name, x in given.items() if name != "seqlens"))),
+    }
+    yield Comparison("tpa_decode", of_one_head(exact(given)), {name: of_one_head(x) for name, x in found.items()})
