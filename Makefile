@@ -4,6 +4,8 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
+# A core that is done takes tests from the other: some take half a minute.
+PYTEST := $(RUN)/pytest -n 2 --dist worksteal
 STAMP := $(VENV)/.setup-done
 NEWER_TRITON := 3.9.0
 # Compared with, but not installed: where fla is, transformers calls its kernels, on CPUs too, and they fail.
@@ -16,9 +18,11 @@ HEART := tests/test_additions.py tests/test_import.py tests/runtime tests/ops/ch
 # A constraints file given with -c does not reach pip's build environments; the variable does.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tests start some hundred processes: where no bytecode may be kept, each of them would compile all of torch's Python.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: setup bench check test test-core test-isa test-gpu-static \
-    test-triton-versions test-long fuzz sanitize lint format clean
+    test-triton-versions test-portability test-long fuzz sanitize lint format clean
 
 setup: $(STAMP)
 
@@ -37,18 +41,20 @@ bench: setup
 	FULMEN_PEERS=$(CURDIR)/build/peers $(RUN)/fulmen bench
 
 check: lint
-	$(RUN)/pytest -n 2 -q $(HEART)
+	$(PYTEST) -q $(HEART)
 
 test: setup
-	$(RUN)/pytest -n 2
-	TRITON_INTERPRET=1 $(RUN)/pytest -n 2 -q -m "gpu or either"
-	$(MAKE) test-core test-isa
+	$(PYTEST)
+	TRITON_INTERPRET=1 $(PYTEST) -q -m "(gpu or either) and not long"
+	$(MAKE) test-core test-isa OTHERS=2
 
 # The builds of the core that this machine can run, the default first. Tests add one that is not installed, the source of
 # those for 512 bits on registers of 256: it tests their lanes and pairs of bfloat16 where the CPU has neither.
 BUILDS := $(RUN)/python -c 'from fulmen.runtime.core import core; print(*(core.builds if core else []))'
 EMULATED := avx512_on_avx2
 TESTED_BUILDS := $(BUILDS) | sed 's/avx2/& $(EMULATED)/'
+# By their numbers, those that test-isa runs.
+OTHERS := 2-
 EMULATED_CORE := build/emulated/libfulmen_core.so
 NATIVE_TESTS := -k native -m 'not one_build' tests/ops
 
@@ -62,20 +68,21 @@ test-core: setup
 	@builds=$$($(TESTED_BUILDS) | tr ' ' ';'); test -z "$$builds" || { \
 	    $(RUN)/cmake --log-level=WARNING -S . -B build/core-tests -DFULMEN_TESTS=ON -DFULMEN_ISAS="$$builds" && \
 	    $(RUN)/cmake --build build/core-tests --parallel 2 --target core_tests -- --silent && \
-	    $(RUN)/ctest --test-dir build/core-tests --output-on-failure; }
+	    $(RUN)/ctest --test-dir build/core-tests --parallel 2 --output-on-failure -LE library; }
 
-# The native backend's tests once more on each build that is not the default here.
+# The native backend's tests once more on each build that is not the default here; in make test, on the first of these.
 test-isa: setup $(EMULATED_CORE)
-	@for isa in $$($(TESTED_BUILDS) | cut -s -d ' ' -f 2-); do \
+	@for isa in $$($(TESTED_BUILDS) | cut -s -d ' ' -f $(OTHERS)); do \
 	    echo "FULMEN_ISA=$$isa"; \
 	    test $$isa = $(EMULATED) && core=FULMEN_CORE=$(CURDIR)/$(EMULATED_CORE) || core=; \
-	    env $$core FULMEN_ISA=$$isa $(RUN)/pytest -n 2 -q $(NATIVE_TESTS) || exit 1; \
+	    env $$core FULMEN_ISA=$$isa $(PYTEST) -q $(NATIVE_TESTS) || exit 1; \
 	done
 
 # The core and its tests with GCC's sanitizers: of memory and undefined behaviour everywhere, of threads where these are
 # not OpenMP's. Python runs the core of build/sanitize in place of the one that is installed, with libstdc++ from the
 # start: the sanitizer, which comes first, looks there for what throws exceptions, and without it torch's first one ends
 # the process. -O1 alone contracts nothing to FMA, which the tests of exp and of products expect where there is FMA.
+# A worker that ends without a word has left its reason in build/sanitize/report.*.
 SANITIZER := -g -O1 -fexpensive-optimizations -fno-omit-frame-pointer -fno-sanitize-recover=all
 sanitize: setup
 	@set -e; builds=$$($(TESTED_BUILDS)); isas=$$(echo $$builds | tr ' ' ';'); \
@@ -90,13 +97,39 @@ sanitize: setup
 	for isa in $$builds; do \
 	    echo "FULMEN_ISA=$$isa, sanitized"; \
 	    LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
-	        ASAN_OPTIONS=detect_leaks=0 FULMEN_ISA=$$isa \
-	        FULMEN_CORE=$(CURDIR)/build/sanitize/libfulmen_core.so $(RUN)/pytest -n 2 -q $(NATIVE_TESTS); \
+	        ASAN_OPTIONS=detect_leaks=0:log_path=$(CURDIR)/build/sanitize/report FULMEN_ISA=$$isa \
+	        FULMEN_CORE=$(CURDIR)/build/sanitize/libfulmen_core.so $(PYTEST) -q $(NATIVE_TESTS); \
+	done
+
+# The core and its C++ tests, its self-check among them, where most of them never run: with either compiler, with OpenMP
+# and without; for aarch64, in an emulator; and the baseline build under valgrind. Without OpenMP little is compiled again.
+PORTABILITY := build/portability
+NEEDED := clang++=clang aarch64-linux-gnu-g++=g++-aarch64-linux-gnu qemu-aarch64=qemu-user valgrind=valgrind
+test-portability: setup
+	@for need in $(NEEDED); do command -v $${need%%=*} >/dev/null || missing="$$missing $${need#*=}"; done; \
+	echo '#include <omp.h>' | clang++ -fopenmp -fsyntax-only -x c++ - 2>/dev/null || missing="$$missing libomp-dev"; \
+	test -z "$$missing" || { echo "test-portability needs more: apt-get install$$missing" >&2; exit 2; }
+	@set -e; builds=$$($(BUILDS) | tr ' ' ';'); \
+	try() { folder=$(PORTABILITY)/$$1; shift; echo "$$folder $$*"; \
+	    $(RUN)/cmake --log-level=WARNING -S . -B $$folder -DFULMEN_TESTS=ON "$$@"; \
+	    $(RUN)/cmake --build $$folder --parallel 2 -- --silent; \
+	    $(RUN)/ctest --test-dir $$folder --output-on-failure; }; \
+	for compiler in g++ clang++; do for disabled in OFF ON; do \
+	    try $$compiler -DCMAKE_CXX_COMPILER=$$compiler -DFULMEN_ISAS="$$builds" \
+	        -DCMAKE_DISABLE_FIND_PACKAGE_OpenMP=$$disabled; \
+	done; done; \
+	try aarch64 -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DFULMEN_ISAS=baseline \
+	    -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
+	    -DCMAKE_CROSSCOMPILING_EMULATOR="qemu-aarch64;-L;/usr/aarch64-linux-gnu"; \
+	for test in library calls arena_baseline conversions_baseline rows_baseline simd_baseline parallel; do \
+	    echo "valgrind test_$$test"; \
+	    FULMEN_ISA=baseline valgrind --quiet --error-exitcode=1 $(PORTABILITY)/g++/tests/core/test_$$test; \
 	done
 
 # What takes minutes, or much memory.
 test-long: setup
 	$(RUN)/pytest -m long
+	TRITON_INTERPRET=1 $(PYTEST) -q -m "(gpu or either) and long"
 
 # Random calls against float64 for SECONDS; `make fuzz SEED=7` tries others, and FUZZ_RECORD is where a run goes on.
 SECONDS := 600
@@ -108,7 +141,7 @@ fuzz: setup
 
 # Every test of a backend, on the Triton kernels in the interpreter.
 test-gpu-static: setup
-	TRITON_INTERPRET=1 $(RUN)/pytest -n 2 -k triton
+	TRITON_INTERPRET=1 $(PYTEST) -k triton
 
 # A use of each kernel compiled by the pinned Triton, and by newer ones that stand before it on the path.
 test-triton-versions: setup $(NEWER_TRITON:%=build/triton-%)
