@@ -38,7 +38,7 @@ def test_env_as_json():
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ((), "COMMAND"),
+        ((), "no command; there are env, bench"),
         (("measure",), "invalid choice: 'measure'"),
         (("env", "--yaml"), "unrecognized arguments: --yaml"),
         (("bench", "--json", "no/such/folder/results.json"), "there is no folder no/such/folder"),

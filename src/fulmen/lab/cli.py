@@ -50,7 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     parser = Parser(prog="fulmen", description="Linear attention, and the lab that measures it.")
     parser.add_argument("--version", action="version", version=f"fulmen {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(metavar="COMMAND")
 
     env = commands.add_parser("env", help="this machine: versions, CPU, GPUs, backends and why one is unavailable")
     env.add_argument("--json", action="store_true", help="print JSON")
@@ -63,6 +63,8 @@ def build_parser() -> argparse.ArgumentParser:
     precision.add_command(commands)
     scaling.add_command(commands)
     fuzz.add_command(commands)
+    there = ", ".join(commands.choices)
+    parser.set_defaults(run=lambda _: parser.error(f"no command; there are {there}, which `fulmen --help` explains"))
     return parser
 
 
