@@ -4,9 +4,10 @@
 //
 // A panel of a state is read for the output and advanced while it stands in L1.
 //
-// One decay for all channels of a token weighs the values, and what queries and keys make. So heads that share q and k
-// are walked together: rows are packed and multiplied with each other once for all of them. A decay per channel weighs
-// q and k themselves, in floats.
+// Neighbouring heads are walked together, chunk by chunk: their rows of a token stand side by side in memory, often on
+// one page, where those of one head are kilobytes apart. One decay for all channels of a token weighs the values, and
+// what queries and keys make, so that rows of q and k that heads share are packed and multiplied with each other once
+// for all of them. A decay per channel weighs q and k themselves, in floats.
 //
 // In pairs, the state and the sums q.k are rounded too, once, where they become factors.
 #pragma once
@@ -18,6 +19,11 @@ namespace fulmen {
 namespace FULMEN_ISA {
 
 constexpr int64_t kMostTogether = 8;  // heads
+
+// Whether each n neighbouring heads have the rows of q and k in common, and no weights of their own for them.
+FULMEN_INLINE bool share_queries_and_keys(const fulmen_problem &p, int64_t n) {
+    return !by_channel(p.decay_form) && p.heads / p.query_heads % n == 0 && p.heads / p.key_heads % n == 0;
+}
 
 // The queries and keys of a chunk.
 template <class Element> class QueriesAndKeys {
@@ -52,7 +58,7 @@ private:
     Element *const q_transposed;
 };
 
-// One of `together` heads, which number `index` is.
+// Number `index` of `sharers`, the heads that share queries and keys.
 template <class Element> class ForwardHead : public StateWorker<Element> {
     typedef StateWorker<Element> Base;
     using Base::in, Base::k, Base::kInFloats, Base::prefetch_share, Base::v;
@@ -61,12 +67,12 @@ public:
     using Base::key, Base::state, Base::value;
 
     ForwardHead(Arena &arena, const fulmen_problem &p, int64_t columns, const QueriesAndKeys<Element> &rows,
-                int64_t index, int64_t together)
+                int64_t index, int64_t sharers)
         : Base(arena, p, columns, rows.k,
                Base::advancing_values(Use{false, true, decays(p.decay_form) && !by_channel(p.decay_form)})),
           rows(rows),
           index(index),
-          together(together),
+          sharers(sharers),
           o(arena.panels(kChunk, columns)),
           factor(factor_of_state(arena)),
           pairs(arena.floats(kBlock)),
@@ -135,8 +141,8 @@ private:
 
     // Heads have a part each in the rows that they share.
     FULMEN_MEMBER void prefetch_queries_and_keys(int64_t t, int64_t p) const {
-        prefetch_share(in.q, t, key.size(), index * value.blocks() + p, together);
-        prefetch_share(in.k, t, key.size(), index * value.blocks() + p, together);
+        prefetch_share(in.q, t, key.size(), index * value.blocks() + p, sharers);
+        prefetch_share(in.k, t, key.size(), index * value.blocks() + p, sharers);
     }
 
     // The state's first depth blocks of rows: all of them, or none of an empty one.
@@ -169,7 +175,7 @@ private:
     }
 
     const QueriesAndKeys<Element> rows;
-    const int64_t index, together;
+    const int64_t index, sharers;
     const Panels o;
     const PanelsOf<Element> factor;  // the state, rounded in pairs
     float *const pairs;
@@ -177,13 +183,13 @@ private:
     float row_weights[kChunk] = {};
 };
 
-// Heads that share queries and keys; or one head.
+// Neighbouring heads, or one head.
 template <class Element> class ForwardWorker {
 public:
     ForwardWorker(Arena &arena, const fulmen_problem &p, int64_t columns, int64_t together)
-        : rows(arena, p), together(together) {
+        : rows(arena, p), together(together), sharers(share_queries_and_keys(p, together) ? together : 1) {
         for (int64_t i = 0; i < together; ++i)
-            heads[i] = arena.place<ForwardHead<Element>>(p, columns, rows, i, together);
+            heads[i] = arena.place<ForwardHead<Element>>(p, columns, rows, i % sharers, sharers);
     }
 
     ForwardHead<Element> &head(int64_t i) const { return *heads[i]; }
@@ -194,15 +200,16 @@ public:
         for (int64_t i = 0; i < together && !empty; ++i) heads[i]->round_state();
         for (int64_t t = first; t < last; t += kChunk, empty = false) {
             const int64_t count = smaller<int64_t>(kChunk, last - t);
-            rows.load(slices[0].head, t, count);
-            for (int64_t i = 0; i < together; ++i)
+            for (int64_t i = 0; i < together; ++i) {
+                if (i % sharers == 0) rows.load(slices[i].head, t, count);
                 heads[i]->attend(slices[i].output, t, count, empty, final || t + kChunk < last);
+            }
         }
     }
 
 private:
     const QueriesAndKeys<Element> rows;
-    const int64_t together;
+    const int64_t together, sharers;  // of which all or none share
     ForwardHead<Element> *heads[kMostTogether];
 };
 

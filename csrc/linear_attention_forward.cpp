@@ -7,21 +7,20 @@ namespace fulmen {
 namespace FULMEN_ISA {
 namespace {
 
-// How many heads that share queries and keys are walked at once: as long as their states stay in L2 and all threads
-// have work. A decay per channel weighs these rows themselves, so that each head needs its own.
+// How many neighbouring heads are walked at once: as long as their states stay in L2 and all threads have work.
+// Rather fewer that share queries and keys than more that do not.
 int64_t heads_together(const fulmen_problem &p, int64_t columns, int64_t tasks, int64_t threads) {
     constexpr int64_t kFloats = 65536;
-    if (by_channel(p.decay_form) || p.schedule == FULMEN_RECURRENT) return 1;
-    int64_t n = smaller<int64_t>(kMostTogether, kFloats / (p.key_size * columns));
-    auto fits = [&] {
-        return p.heads / p.query_heads % n == 0 && p.heads / p.key_heads % n == 0 &&
-               (tasks / n % threads == 0 || tasks / n >= 4 * threads);
-    };
-    while (n > 1 && !fits()) --n;
-    return larger<int64_t>(1, n);
+    if (p.schedule == FULMEN_RECURRENT) return 1;
+    for (const bool sharing : {true, false})
+        for (int64_t n = smaller<int64_t>(kMostTogether, kFloats / (p.key_size * columns)); n > 1; --n) {
+            const bool busy = tasks / n % threads == 0 || tasks / n >= 4 * threads;
+            if (p.heads % n == 0 && busy && (!sharing || share_queries_and_keys(p, n))) return n;
+        }
+    return 1;
 }
 
-// How a call is partitioned: heads, or several that share rows, slices of value channels, and segments of tokens.
+// How a call is partitioned: heads, or several together, slices of value channels, and segments of tokens.
 struct Plan {
     int64_t threads, heads, segments, together;
     Slices slices;
