@@ -47,24 +47,28 @@ def test_a_rank_that_dies_ends_the_others(when, who):
         crew.close()
 
 
-def does_not_come(group, seconds, when):
+def does_not_come(group, seconds, when, ended):
     """The second rank lives on, and never makes the call, or its backward."""
     group = dist.new_group(timeout=timedelta(seconds=seconds))  # of all processes
     call(group)  # all have begun
     output = call(group) if when == "backward" else None
-    if dist.get_rank(group) == 1:
-        time.sleep(seconds + 3)
+    rank = dist.get_rank(group)
+    if rank == 1:
+        while not ended[[0, 2, 3]].all():
+            time.sleep(0.01)
         return None
     start = time.monotonic()
     with pytest.raises(RuntimeError, match=r"rank \d of 4 lost the others while exchanging"):
         call(group) if output is None else output.sum().backward()
+    ended[rank] = True
     return time.monotonic() - start
 
 
 @pytest.mark.parametrize("when", ["forward", "backward"])
 def test_a_rank_that_does_not_come_ends_the_others_at_the_timeout(crew, when):
-    for rank, waited in enumerate(crew.run(4, does_not_come, 2, when)):
-        assert rank == 1 or 0 < waited < 20, waited
+    ended = torch.zeros(4, dtype=torch.bool).share_memory_()
+    for rank, waited in enumerate(crew.run(4, does_not_come, 3, when, ended)):
+        assert rank == 1 or 0 < waited < 60, waited
 
 
 def interrupt(group):

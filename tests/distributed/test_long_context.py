@@ -1,4 +1,6 @@
+import contextlib
 import os
+import random
 import re
 import socket
 import subprocess
@@ -35,11 +37,18 @@ def test_two_ranks_train_on_what_does_not_fit_one():
     assert after < 0.99 * before  # which took the gradients of both ranks
 
 
+def free_port():
+    """Below those that the system gives to connections, which might take it before it is listened to."""
+    for port in random.sample(range(20000, 32000), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
+
+
 @LINUX
 def test_a_rank_that_lost_the_other_does_not_blame_its_tokens():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     ranks = [
         subprocess.Popen(
             [sys.executable, str(EXAMPLE), "--tokens", "8192", "--memory", memory],

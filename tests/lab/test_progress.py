@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+import time
 
 import pytest
 
@@ -37,6 +38,7 @@ def test_long_lines_are_cut_to_the_terminal(monkeypatch):
 def test_nobody_watches(monkeypatch):
     """The first step at once, others not before some seconds have gone."""
     monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
     with Steps(2) as steps:
         steps.begin("a step")
         steps.begin("the next")

@@ -1,7 +1,5 @@
 """Layers under DistributedDataParallel and FSDP2, in two processes."""
 
-import socket
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -56,9 +54,9 @@ def whole(made):
     return {name: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach() for name, p in made.named_parameters()}
 
 
-def worker(rank, port, expected):
+def worker(rank, meeting, expected):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=RANKS)
     try:
         x = tokens().chunk(RANKS)[rank]
         replicated = train(DistributedDataParallel(model()), x).module
@@ -76,11 +74,8 @@ def worker(rank, port, expected):
 
 
 @pytest.mark.one_build
-def test_data_parallel_and_sharded_training_is_training():
+def test_data_parallel_and_sharded_training_is_training(tmp_path):
     before, made = whole(model()), train(model(), tokens())
     expected = whole(made)
     assert all(not torch.equal(expected[name], before[name]) for name in before)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    multiprocessing.spawn(worker, (port, expected), nprocs=RANKS)
+    multiprocessing.spawn(worker, (tmp_path / "meeting", expected), nprocs=RANKS)

@@ -22,7 +22,7 @@ def quick_pace(monkeypatch):
 
 
 @pytest.fixture
-def measure(toy, monkeypatch, tmp_path):
+def measure(toy, clock, monkeypatch, tmp_path):
     """Runs the toy suite with the given columns; the results, by mode and metric."""
 
     def measure(*columns, **options):
@@ -228,9 +228,10 @@ def test_what_was_prepared_is_given_back(toy, measure):
 
 
 def test_the_sittings_of_a_run_are_told_together(toy, measure, tmp_path):
-    measure(toy.column("a"))
+    measure(toy.column("a", toy.slow))
     path = tmp_path / "results.json"
     results = load(path)
+    results.tables[0].cell(8, "a").sittings.pop()  # so that something is left to do
     results.conditions.stolen, before = 0.5, results.seconds["total"]
     run(toy.options(), results, path)
     assert "50% of the CPU time taken by other virtual machines" in results.conditions.warning
@@ -270,8 +271,9 @@ def test_freed_memory_is_given_back_where_it_is_short(toy, measure, monkeypatch)
     assert released == [True]
 
 
-def test_compiled_columns_are_compiled_in_every_cell(toy, measure):
-    lengths = tuple(range(8, 20))  # more than torch compiles a function for
+def test_compiled_columns_are_compiled_in_every_cell(toy, measure, monkeypatch):
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
+    lengths = (8, 9, 10, 11)  # more than torch compiles a function for
     compiled = Compiled(toy.double)
     tables = measure(toy.column("eager"), toy.column("compiled", compiled), lengths=lengths, metrics=("speed",))
     for table in tables.values():
@@ -305,7 +307,14 @@ def test_a_run_goes_on_where_it_was(toy, measure, monkeypatch, tmp_path):
 
 
 def test_a_run_goes_on_in_the_sitting_it_was_in(toy, measure, tmp_path):
-    measure(toy.column("a"), metrics=("speed",))
+    calls = []
+
+    def slower(x):
+        calls.append(x)
+        time.sleep(len(calls) / 1e3)
+        return 2 * x
+
+    measure(toy.column("a", slower), metrics=("speed",))
     path = tmp_path / "results.json"
     results = load(path)
     cell = results.tables[0].cell(8, "a")

@@ -3,17 +3,17 @@
 import json
 from collections import Counter
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import fulmen.lab.cli
-from fulmen.lab.fuzz import Problem, Setting, wrong
+from fulmen.lab.fuzz import Problem, Setting, run, shrink, wrong
 from fulmen.lab.fuzz.draw import ALL, CASES, draw_problem, number, possible
 from fulmen.lab.fuzz.operators import SUBJECTS
 from fulmen.lab.fuzz.problem import changed, snippet
 from fulmen.lab.fuzz.run import Plan, Record
-from fulmen.lab.fuzz.shrink import shrink
 from fulmen.lab.fuzz.trial import exact, judged, tensors, terms
 from fulmen.lab.fuzz.views import LAYOUTS, viewed, written_around
 from fulmen.lab.operators.linear_attention.cases import Case
@@ -25,11 +25,20 @@ def fuzz(*options):
     return fulmen.lab.cli.main(["fuzz", *map(str, options)])
 
 
+@pytest.fixture(autouse=True)
+def a_second_each(monkeypatch):
+    """As many problems are tried as there are seconds, however long they take."""
+    draw, drawn = run.draw, []
+    monkeypatch.setattr(run, "draw", lambda plan, index: drawn.append(index) or draw(plan, index))
+    for module in (run, shrink):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: len(drawn)))
+
+
 @pytest.mark.either
 def test_a_bounded_part(tmp_path, capsys):
-    record = tmp_path / "record.json"
-    assert fuzz("--seconds", 5 if interpreted() else 8, "--seed", 22, "--resume", record) == 0, capsys.readouterr().out
-    assert json.loads(record.read_text())["problems"] > 0
+    record, problems = tmp_path / "record.json", 6 if interpreted() else 40
+    assert fuzz("--seconds", problems, "--seed", 22, "--resume", record) == 0, capsys.readouterr().out
+    assert json.loads(record.read_text())["problems"] == problems
 
 
 @pytest.fixture
@@ -61,12 +70,12 @@ def test_what_is_wrong_is_found_and_made_small(off_by_a_little, tmp_path, capsys
 @pytest.mark.not_interpreted
 def test_a_run_is_gone_on_with(tmp_path, capsys):
     record = tmp_path / "record.json"
-    only = ("--operator", "causal_conv1d", "--backend", "torch", "--seconds", 0.3, "--resume", record)
+    only = ("--operator", "causal_conv1d", "--backend", "torch", "--seconds", 3, "--resume", record)
     assert fuzz(*only) == 0
     before = json.loads(record.read_text())
     assert fuzz(*only) == 0
     after = json.loads(record.read_text())
-    assert after["problems"] > before["problems"]
+    assert (before["problems"], after["problems"]) == (3, 6)
     assert after["cases"]["causal_conv1d torch"] > before["cases"]["causal_conv1d torch"]
     written = record.read_text()
     assert fuzz(*only, "--seed", 9) == 1
@@ -85,13 +94,13 @@ def test_what_failed_is_tried_again(tmp_path, capsys, monkeypatch):
     only = ("--operator", "linear_attention", "--backend", "torch", "--seed", 1, "--resume", record)
     with monkeypatch.context() as patched:
         patched.setattr(torch_chunked, "forward", lambda p, output, state: output.fill_(1.0))
-        assert fuzz("--seconds", 0.5, *only) == 1
+        assert fuzz("--seconds", 1, *only) == 1
     before = json.loads(record.read_text())
     assert before["findings"]
     assert fuzz("--seconds", 3, *only) == 0, capsys.readouterr().out
     after = json.loads(record.read_text())
     assert after["findings"] == []
-    assert after["problems"] >= before["problems"]
+    assert (before["problems"], after["problems"]) == (1, 3)
 
 
 def test_a_record_is_replaced_as_a_whole(tmp_path):
@@ -254,7 +263,7 @@ def test_shrinking_keeps_what_matters():
     def fails(problem, setting):
         return problem.case.key_size >= 17 and setting.layout == "gaps"
 
-    small, plain = shrink(problem, setting, fails)
+    small, plain = shrink.shrink(problem, setting, fails)
     assert plain == Setting("torch", layout="gaps")
     assert small.case == Case(batch=1, length=1, heads=(1, 1, 1), key_size=17, value_size=1)
     assert "layout='gaps'" in snippet(small, plain)
