@@ -5,7 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 # A core that is done takes tests from the other: some take half a minute.
-PYTEST := $(RUN)/pytest -n 2 --dist worksteal
+PYTESTS := -n 2 --dist worksteal
+PYTEST := $(RUN)/pytest $(PYTESTS)
 STAMP := $(VENV)/.setup-done
 NEWER_TRITON := 3.9.0
 # Compared with, but not installed: where fla is, transformers calls its kernels, on CPUs too, and they fail.
@@ -22,7 +23,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: setup bench check test test-core test-isa test-gpu-static \
-    test-triton-versions test-portability test-long fuzz sanitize lint format clean
+    test-triton-versions test-portability test-long coverage fuzz sanitize lint format clean
 
 setup: $(STAMP)
 
@@ -130,6 +131,14 @@ test-portability: setup
 test-long: setup
 	$(RUN)/pytest -m long
 	TRITON_INTERPRET=1 $(PYTEST) -q -m "(gpu or either) and long"
+
+# Which lines of src/fulmen the Python tests run, kernels aside (docs/trust.md). Those that are not run are listed.
+coverage: setup
+	$(RUN)/coverage erase
+	$(RUN)/coverage run -m pytest $(PYTESTS) -q
+	TRITON_INTERPRET=1 $(RUN)/coverage run -m pytest $(PYTESTS) -q -m "(gpu or either) and not long"
+	$(RUN)/coverage combine --quiet
+	$(RUN)/coverage report
 
 # Random calls against float64 for SECONDS; `make fuzz SEED=7` tries others, and FUZZ_RECORD is where a run goes on.
 SECONDS := 600

@@ -32,6 +32,12 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
+def seed():
+    """A test draws the same numbers whichever tests the process has run before."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
 def device(request):
     """What tensors are made on: for tests of the Triton kernels the GPU, where there is one; else the CPU."""
     parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}

@@ -250,14 +250,3 @@ def test_a_compiled_call_warns_too():
     )
     with pytest.warns(UserWarning, match="natural logarithm"):
         compiled(q, torch.tensor([0.5, 0.5]))
-
-
-def test_the_warning_names_the_line_of_the_caller(tmp_path):
-    script = tmp_path / "mine.py"
-    script.write_text(
-        "import torch, fulmen\n"
-        "q = torch.randn(1, 4, 1, 8)\n"
-        "fulmen.linear_attention(q, q, q, log_decay=torch.full((1,), 0.9))\n"
-    )
-    result = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
-    assert "mine.py:3: UserWarning: log_decay has a value above 0" in result.stderr

@@ -27,8 +27,9 @@ def test_env():
         assert word in result.stdout
 
 
-def test_env_as_json():
-    facts = json.loads(run("env", "--json").stdout)
+def test_env_as_json(capsys):
+    assert fulmen.lab.cli.main(["env", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
     assert facts["cpu"]["cores"] >= 1
     assert facts["cpu"]["isa"]
     assert facts["backends"]["torch"]["available"] is True

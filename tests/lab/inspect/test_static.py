@@ -171,19 +171,19 @@ def test_memory_counts_what_is_alive():
     assert bytes_used == [6000]
 
 
-def test_the_command(tmp_path):
+def test_the_command(tmp_path, capsys):
     path = tmp_path / "table.json"
     command = ["inspect", "--arch", "sm_120", "--decay", "none", "--kernel", "recur, step", "--json", str(path)]
-    result = subprocess.run([sys.executable, "-m", "fulmen", *command], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
+    assert main(command) == 0
+    printed = capsys.readouterr().out
     reports = json.loads(path.read_text())
     assert {(r["arch"], r["decay"], r["role"]) for r in reports} == {("sm_120", "none", "kernel")}
     assert {(r["D"], r["E"]) for r in reports} == {(64, 64), (128, 128)}
     assert {r["shared_limit"] for r in reports} == {101_376}
     keys = "kernel role arch dtype D E decay shared shared_limit registers spills tensor_core_ops compile_seconds"
     assert set(keys.split()) <= set(reports[0])
-    assert re.search(r"\d kernels: \d+ spill, 0 need more shared memory than there is", result.stdout)
-    assert "| kernel | sm_120 |" in result.stdout
+    assert re.search(r"\d kernels: \d+ spill, 0 need more shared memory than there is", printed)
+    assert "| kernel | sm_120 |" in printed
 
 
 def test_an_unknown_kernel_is_answered_with_those_there_are(capsys):

@@ -1,10 +1,11 @@
 """What only the CPU core has: ISA builds, threads, workspace, forks."""
 
 import multiprocessing
-import os
+import shutil
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
 
@@ -343,44 +344,26 @@ def test_workspace_does_not_grow_with_the_number_of_sequences(threads, heads):
         assert workspace_per_thread(backward=True, heads=heads, **sequences) < 18 << 20, sequences
 
 
-def in_new_process(code, **environment):
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | environment, check=True
-    )
-
-
 @pytest.mark.one_build
-@pytest.mark.parametrize("build", BUILDS)
-def test_fulmen_isa_chooses_the_build(build):
-    result = in_new_process("import fulmen.runtime.core; print(fulmen.runtime.core.core.isa)", FULMEN_ISA=build)
-    assert result.stdout.strip() == build
-    assert result.stderr == ""
+@pytest.mark.parametrize("named", [*BUILDS, "avx9000"])
+def test_fulmen_isa_chooses_the_build(named, tmp_path, monkeypatch):
+    """Which a library reads when it is loaded: here a copy of the one that is loaded already."""
+    monkeypatch.setenv("FULMEN_CORE", str(shutil.copy(core.core.library._name, tmp_path / "another.so")))
+    monkeypatch.setenv("FULMEN_ISA", named)
+    with nullcontext() if named in BUILDS else pytest.warns(UserWarning, match="FULMEN_ISA=avx9000 is not among"):
+        chosen = core._load().isa
+    assert chosen == (named if named in BUILDS else BUILDS[0])
 
 
-@pytest.mark.one_build
-def test_an_unknown_isa_is_said_and_ignored():
-    result = in_new_process("import fulmen.runtime.core; print(fulmen.runtime.core.core.isa)", FULMEN_ISA="avx9000")
-    assert result.stdout.strip() in BUILDS
-    assert "FULMEN_ISA=avx9000 is not among" in result.stderr
-
-
-@pytest.mark.one_build
-def test_one_openmp_for_torch_and_the_core():
-    """Two copies would have two pools of threads, and torch.set_num_threads would count for one of them."""
+@pytest.fixture(scope="module")
+def new_process():
+    """Which OpenMP libraries a process has loaded after a call; and which backends it chooses, with which warnings and
+    for which reason, where it finds no core."""
     code = """
-import re, torch, fulmen
+import sys, warnings, torch, fulmen
 q = torch.randn(2, 64, 4, 16)
 fulmen.linear_attention(q, q, q, backend="native")
 print(*{line.split()[-1] for line in open("/proc/self/maps") if "gomp" in line})
-"""
-    assert len(in_new_process(code).stdout.split()) == (1 if core.core.openmp else 0)
-
-
-@pytest.mark.one_build
-def test_without_a_core_the_torch_backend_serves_and_says_so(tmp_path):
-    """As after an install without a compiler: everything works, and one warning says why it is slower."""
-    code = """
-import sys, types, warnings, torch
 import fulmen.runtime.core
 fulmen.runtime.core.core, fulmen.runtime.core.why_unavailable = None, "no C++ compiler was found"
 del sys.modules["fulmen.runtime.backends"]
@@ -390,7 +373,20 @@ with warnings.catch_warnings(record=True) as caught:
     names = [backends.choose("auto", torch.device("cpu"), torch.float32) for _ in range(2)]
 print(names, [str(w.message) for w in caught], backends.backends()["native"].reason)
 """
-    assert in_new_process(code).stdout.strip() == (
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+@pytest.mark.one_build
+def test_one_openmp_for_torch_and_the_core(new_process):
+    """Two copies would have two pools of threads, and torch.set_num_threads would count for one of them."""
+    assert len(new_process[0].split()) == (1 if core.core.openmp else 0)
+
+
+@pytest.mark.one_build
+def test_without_a_core_the_torch_backend_serves_and_says_so(new_process):
+    """As after an install without a compiler: everything works, and one warning says why it is slower."""
+    assert new_process[1] == (
         "['torch', 'torch'] ['the torch backend serves cpu tensors, several times slower: "
         "no C++ compiler was found'] no C++ compiler was found"
     )
