@@ -8,8 +8,9 @@ namespace fulmen {
 namespace FULMEN_ISA {
 namespace {
 
-// States kept by the first walk, for the decay gradient's restarts: at most this many of each head, evenly spaced.
-constexpr int64_t kMostKept = 32, kMostKeptWhenShared = 8, kLeastSpacing = 8;
+// States kept by the first walk, for the decay gradient's restarts: at most this many of each head, evenly spaced. What
+// a difference is off by, all tokens up to the next restart are, and a gradient of form [H] is their sum: it has more.
+constexpr int64_t kMostKept = 32, kMostKeptWhenShared = 8, kLeastSpacing = 8, kLeastSpacingPerHead = 2;
 
 bool shares_heads(const fulmen_problem &p) {
     return p.query_heads < p.heads || p.key_heads < p.heads || p.value_heads < p.heads;
@@ -37,10 +38,12 @@ public:
           has_first_walk(wants_first_walk(call)),
           has_second_walk(wants_second_walk(call)),
           worker(arena, call.problem, call.dlog_decay.data, call.dlog_decay_v.data) {
+        const bool per_head = call.dlog_decay.data && !has_tokens(p.decay_form);
         most_kept = shares_heads(p) ? kMostKeptWhenShared : kMostKept;
-        const int64_t states = smaller(most_kept, (chunks_of(longest) + kLeastSpacing - 1) / kLeastSpacing);
+        least_spacing = per_head ? kLeastSpacingPerHead : kLeastSpacing;
+        const int64_t states = smaller(most_kept, (chunks_of(longest) + least_spacing - 1) / least_spacing);
         if (restarts) kept = arena.floats(states * panels_size(p.key_size, p.value_size));
-        if (call.dlog_decay.data && !has_tokens(p.decay_form)) per_token = arena.floats(longest);
+        if (per_head) per_token = arena.floats(longest);
     }
 
     void start(const fulmen_attention_backward_call &call, int64_t index) {
@@ -50,7 +53,7 @@ public:
         s = sequence(p, index / p.heads);
         s.first += segment.first;
         s.tokens = segment.tokens;
-        spacing = larger(kLeastSpacing, (chunks_of(s.tokens) + most_kept - 1) / most_kept);
+        spacing = larger(least_spacing, (chunks_of(s.tokens) + most_kept - 1) / most_kept);
         entering = segment.state;
         entering_gradient = segment.grad_state;
         const int64_t h = index % p.heads;
@@ -130,7 +133,7 @@ private:
     const fulmen_problem &p;
     bool restarts, has_first_walk, has_second_walk;
     BackwardWorker<Element> worker;
-    int64_t most_kept, spacing = 0;
+    int64_t most_kept, least_spacing, spacing = 0;
     float *kept = nullptr, *per_token = nullptr;
     Sequence s = {};
     const Summary *entering = nullptr, *entering_gradient = nullptr;

@@ -92,6 +92,13 @@ def test_attention_for_each_head(through):
     assert error(attend, inputs, {"log_decay": -torch.rand(16)}, cotangents) <= 1e-4
 
 
+def test_a_head_whose_terms_cancel():
+    """From 8741 to 10.9: an error that every token of eight chunks shares would be too much of it."""
+    problem = Problem("linear_attention", Case(length=200, key_size=128, value_size=128, dtype=torch.bfloat16))
+    got = results(problem, tensors(problem), Setting("native"))
+    assert not deviations(got, {"dlog_decay": exact(problem)["dlog_decay"]}, "native")
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_gentle_decay_does_not_drift(form):
     """e^-1.6e-5, what a chunk decays, is known to 3e-8 in float32; the same error 8192 times over would be 1e-4."""

@@ -21,7 +21,7 @@ from fulmen.ops.chunks.validation import SCHEDULES
 # Ragged, not a multiple of anything, and more than one chunk of every kernel.
 RAGGED = Case(batch=1, length=67, key_size=20, value_size=9, scale=0.3)
 # Where the contract of bfloat16 has its own bound, and sums of products count more than rounding the result.
-LARGE = Case(length=200, key_size=64, value_size=64, dtype=torch.bfloat16)
+LARGE = Case(length=200, key_size=128, value_size=128, dtype=torch.bfloat16)
 LONG = 32768
 
 
