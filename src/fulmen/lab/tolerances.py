@@ -85,6 +85,16 @@ def heads_of(name: str, x: Tensor) -> Tensor:
     return x.reshape(1, 1, -1)
 
 
+def spread(name: str, values: Tensor, x: Tensor) -> Tensor:
+    """``values``, ``[B, H]`` as :func:`heads_of` has them, such that they can be multiplied with the result ``x``."""
+    if name.startswith("dlog_decay") and x.ndim == 1:
+        return values[0]
+    if x.ndim >= 4 or name in ("dbeta", "dlog_decay"):
+        rest = [1] * (x.ndim - 2)
+        return values.reshape(*values.shape, *rest).transpose(1, 1 if "state" in name else 2)
+    return values.reshape([1] * x.ndim)
+
+
 class Measure(NamedTuple):
     """How far off a result is, and may be: one number for each head of each sample, ``[B, H]``."""
 

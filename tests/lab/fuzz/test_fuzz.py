@@ -14,8 +14,9 @@ from fulmen.lab.fuzz.draw import ALL, CASES, draw_problem, number, possible
 from fulmen.lab.fuzz.operators import SUBJECTS
 from fulmen.lab.fuzz.problem import changed, snippet
 from fulmen.lab.fuzz.run import Plan, Record
-from fulmen.lab.fuzz.trial import exact, judged, tensors, terms
+from fulmen.lab.fuzz.trial import exact, judged, summands, tensors
 from fulmen.lab.fuzz.views import LAYOUTS, viewed, written_around
+from fulmen.lab.operators.delta_rule.cases import Case as DeltaCase
 from fulmen.lab.operators.linear_attention.cases import Case
 from fulmen.ops.linear_attention import torch_chunked
 from fulmen.runtime.architectures import interpreted
@@ -188,11 +189,51 @@ def test_cancelling_terms_of_one_head_do_not_excuse_another():
     problem = Problem("linear_attention", Case(decays="head", values="zero"), scales=(1024.0, 1.0))
     found = {name: x.float() for name, x in exact(problem).items()}
     assert judged(problem, found, "native") == []
-    sums = terms(problem, 2)
+    sums = summands(problem, 2)
     assert sums[0] > 100 * sums[1]
     large = found["dlog_decay"].abs().max()
     found["dlog_decay"] = found["dlog_decay"] + torch.tensor([0.0, 1e-4 * large + 1e-6 * sums[1]])
     assert judged(problem, found, "native")
+
+
+def test_two_bfloat16_terms_excuse_terms_that_cancel():
+    """The gradient of a decay in the second sample is 20 times as sensitive to inputs as in the others."""
+    case = Case(batch=3, length=34, heads=(1, 1, 1), key_size=4, value_size=18, decays="token", values="mixed")
+    problem = Problem("linear_attention", case.of(dtype=torch.float16, seed=672), without="output")
+    want = exact(problem)["dlog_decay"]
+    for sample, backend, excused in ((1, "triton", True), (1, "native", False), (0, "triton", False)):
+        found = {"dlog_decay": want.float().clone()}
+        found["dlog_decay"][sample] *= 1 + 3e-4
+        assert (judged(problem, found, backend) == []) == excused
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_two_terms_do_not_excuse_a_decay_gradient_of_usual_terms(dtype):
+    problem = Problem("linear_attention", Case(decays="token", dtype=dtype))
+    found = {"dlog_decay": exact(problem)["dlog_decay"].float()}
+    assert judged(problem, found, "triton") == []
+    assert judged(problem, {"dlog_decay": found["dlog_decay"] * (1 + 2e-4)}, "triton")
+
+
+def test_a_delta_rule_that_erases_has_the_error_of_what_it_erased():
+    """What a token takes away from the state is rounded, and with one channel little may be left of it. Not so where
+    there are many channels."""
+    few = DeltaCase(batch=1, length=9, heads=(1, 1, 3), key_size=1, value_size=2, decays="none", seed=134)
+    many = few._replace(length=64, key_size=32, value_size=32)
+    for case, size, excused in ((few, 5e-2, True), (few, 1.0, False), (many, 1.2e-2, False)):
+        problem = Problem("delta_rule", case._replace(dtype=torch.bfloat16))
+        want = exact(problem)["state"]
+        found = {"state": want.float().clone()}
+        found["state"][:, 1] *= 1 + size
+        assert (judged(problem, found, "native") == []) == excused
+
+
+def test_the_gradient_of_one_normalized_channel_has_the_error_of_what_is_taken_away():
+    one = DeltaCase(batch=1, length=1, key_size=1, value_size=49, decays="none", initial=False, packed=(1, 1))
+    for case, excused in ((one._replace(seed=781), True), (one._replace(seed=781, key_size=16), False)):
+        problem = Problem("delta_rule", case)
+        found = {"dk": exact(problem)["dk"].float() * 1.1}
+        assert (judged(problem, found, "native") == []) == excused
 
 
 @pytest.mark.not_interpreted
