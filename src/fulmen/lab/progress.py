@@ -16,8 +16,9 @@ class Line:
     """A bar and what runs now on a terminal; elsewhere a line of text every few seconds, or for programs one of JSON
     for each part that is done (``progress="json"``)."""
 
-    def __init__(self, total: float, progress: str = "auto") -> None:
-        self.total, self.done = total, 0.0
+    def __init__(self, total: float, progress: str = "auto", limit: float = float("inf")) -> None:
+        """``limit``: seconds after which it ends in any case."""
+        self.total, self.done, self._limit = total, 0.0, limit
         self._form = progress if progress == "json" else "bar" if sys.stderr.isatty() else "text"
         self._start, self._last = time.perf_counter(), -INTERVAL
 
@@ -28,7 +29,9 @@ class Line:
     @property
     def left(self) -> float | None:
         """Seconds, if it goes on as it went so far."""
-        return self.elapsed / self.done * (self.total - self.done) if self.done else None
+        if not self.done:
+            return None
+        return max(min(self.elapsed / self.done * (self.total - self.done), self._limit - self.elapsed), 0.0)
 
     def show(self, what: str) -> None:
         left = "" if self.left is None else f" ({clock(self.left)} left)"

@@ -76,4 +76,5 @@ def cell(published: Any, n: int, column: str, value: float, noise: random.Random
     if published.metric == "memory":
         return Cell(n, column, value, inputs=value * 0.6, outputs=value * 0.2, workspace=value * 0.2)
     slower = value * 40 * noise.uniform(0.9, 1.1)
-    return Cell(n, column, slower, slower * 0.97, slower * 1.06, slower * 3)
+    sittings = [slower, slower * 1.05]
+    return Cell(n, column, slower, slower * 0.97, slower * 1.06, sittings, first_call=slower * 3)

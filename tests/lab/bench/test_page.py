@@ -294,6 +294,7 @@ def test_noise_is_marked(browser: playwright.Browser, tmp_path: Path) -> None:
     assert cell is not None
     assert cell.value is not None
     cell.p80 = 2 * cell.value
+    cell.sittings = [cell.value, cell.p80]
     results.conditions.before, results.conditions.crowded = 3.5, 3.5
     opened = Opened(browser, written(results, tmp_path))
     texts = opened.page.locator(f'{LASD} tbody tr[data-column="LASD_P"] td').all_text_contents()
@@ -308,7 +309,7 @@ def test_noise_is_marked(browser: playwright.Browser, tmp_path: Path) -> None:
     cell = table.cell(1024, "Flash")
     assert cell is not None
     assert cell.value is not None
-    cell.p80 = 2 * cell.value
+    cell.sittings = [cell.value, 2 * cell.value]
     opened.close()
     opened = Opened(browser, written(results, tmp_path))
     opened.page.click(f'{LASD} [data-value="speedup"]')

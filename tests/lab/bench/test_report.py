@@ -214,7 +214,7 @@ def test_sections_describe_their_own_columns() -> None:
 def test_noise_is_marked_in_plots(small: Results, monkeypatch: pytest.MonkeyPatch) -> None:
     cell = small.tables[0].cell(256, "PyTorch-SDPA")
     assert cell is not None
-    cell.p20, cell.p80 = 30.0, 60.0
+    cell.sittings = [30.0, 60.0]
     marked: list[tuple[int, float]] = []
     monkeypatch.setattr(plots, "_mark", lambda axes, points, color: marked.extend(points))
     plots.drawn_plots(groups_of(small.tables))
@@ -224,7 +224,7 @@ def test_noise_is_marked_in_plots(small: Results, monkeypatch: pytest.MonkeyPatc
 def test_noise_is_marked_in_every_text(small: Results, tmp_path: Path) -> None:
     cell = small.tables[0].cell(256, "PyTorch-SDPA")
     assert cell is not None
-    cell.p20, cell.p80 = 30.0, 60.0
+    cell.sittings = [30.0, 60.0]
     write(small, tmp_path)
     text = (tmp_path / "la3.md").read_text()
     for line in (

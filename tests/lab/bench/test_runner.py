@@ -7,12 +7,12 @@ import weakref
 import pytest
 import torch
 
-from fulmen.lab.bench import length, suites
+from fulmen.lab.bench import length, runner, suites
 from fulmen.lab.bench.compiled import Compiled
 from fulmen.lab.bench.correctness import LENGTH
 from fulmen.lab.bench.plan import PACES, Options, Pace
 from fulmen.lab.bench.prepared import Prepared
-from fulmen.lab.bench.results import load
+from fulmen.lab.bench.results import Cell, load
 from fulmen.lab.bench.runner import new_results, run
 
 
@@ -164,6 +164,49 @@ def test_a_cell_is_of_its_fastest_sitting(toy, measure):
         slow, fast = cell.sittings
         assert slow >= 50 > fast
         assert cell.p20 <= cell.value == fast <= cell.p80 < slow
+
+
+def test_a_cell_that_no_other_sitting_confirms_is_noisy():
+    def cell(*sittings):
+        made = Cell(8, "a")
+        for median in sittings:
+            made.sit(median, median, median)
+        return made
+
+    assert not Cell(8, "a", 5.0).noisy  # memory
+    assert cell(10.0).noisy
+    assert cell(10.0, 11.5).noisy
+    assert not cell(20.0, 10.9, 10.0, 30.0).noisy
+    assert [cell(10.0, 10.2).settled, cell(10.0, 10.2, 15.0).settled, cell(10.0, 10.5, 15.0).settled] == [0, 1, 0]
+
+
+def test_a_settled_cell_makes_room_for_others(toy, measure, monkeypatch):
+    """Sittings go on for cells alone whose fastest no other has confirmed."""
+    monkeypatch.setitem(PACES, "quick", Pace(0.0, 1, 6, None))
+    taken = []
+
+    def clock(call):
+        call()
+        return taken[-1]
+
+    def timed(seconds):
+        """``seconds`` are those of every call, from the first."""
+        lengths = []
+
+        def function(x):
+            lengths.append(x.shape[1])
+            taken.append(seconds(lengths.count(x.shape[1])))
+            return 2 * x
+
+        return function
+
+    monkeypatch.setattr(runner, "seconds_of", clock)
+    columns = toy.column("steady", timed(lambda call: 1.0)), toy.column("restless", timed(lambda call: 0.8**call))
+    table = measure(*columns, lengths=(8, 16), metrics=("speed",), modes=("fwd",))["fwd", "speed"]
+    for n in (8, 16):
+        assert len(table.cell(n, "steady").sittings) == 3
+        assert len(table.cell(n, "restless").sittings) == 6
+        assert table.cell(n, "restless").noisy
 
 
 def test_the_sittings_of_a_cell_are_apart(toy, measure):

@@ -73,7 +73,7 @@ class Change:
 
     @property
     def verdict(self) -> str:
-        """ "same" unless the spreads (p20 to p80) are apart, and by more than the noise."""
+        """ "same" unless the spreads are apart, and by more than the noise."""
         if self.after.value is None:
             return "worse"
         if abs(self.relative) <= SAME or not self._apart:
@@ -145,4 +145,5 @@ def _low(cell: Cell) -> float:
 
 
 def _high(cell: Cell) -> float:
-    return cell.p80 if cell.p80 is not None else cell.value or 0.0
+    """The slower of p80 and the next fastest sitting: either tells what the cell may be the next time."""
+    return max(cell.p80 or cell.value or 0.0, *sorted(cell.sittings)[1:2], 0.0)

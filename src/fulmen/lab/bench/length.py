@@ -76,7 +76,7 @@ class Length:
         table, cell = self._tables.get((mode, metric)), self._cell(column, mode, metric)
         if table is None or column.name not in table.columns:
             return False
-        return cell is None or (metric == "speed" and not cell.skipped and len(cell.sittings) <= self._sitting)
+        return cell is None or (metric == "speed" and _open(cell) and len(cell.sittings) <= self._sitting)
 
     def _sittings(self, column: Column, mode: str) -> int:
         """That the column had before this one."""
@@ -219,11 +219,19 @@ class Length:
         self._tables[mode, "memory"].cells.append(cell)
 
 
-def seconds_again(part: Part, tables: dict[tuple[str, str], Table], n: int, pace: Pace) -> float:
+def seconds_again(tables: dict[tuple[str, str], Table], n: int, pace: Pace) -> float:
     """What one more sitting needs at a length: a little for every mode, or its calls where they are long."""
-    cells = (cell for (_, metric), table in tables.items() if metric == "speed" for cell in table.cells)
-    a_round = sum(cell.value or 0.0 for cell in cells if cell.n == n) / 1e3
-    return len(part.modes) * A_LITTLE + (pace.repeats + WARM_UP) * a_round
+    needed = 0.0
+    for (_, metric), table in tables.items():
+        cells = [cell for cell in table.cells if metric == "speed" and cell.n == n and _open(cell)]
+        a_round = sum(cell.value or 0.0 for cell in cells) / 1e3
+        needed += max(A_LITTLE, (pace.repeats + WARM_UP) * a_round) if cells else 0.0
+    return needed
+
+
+def _open(cell: Cell) -> bool:
+    """Whether another sitting would tell more of it."""
+    return not cell.skipped and not cell.settled
 
 
 def _not_compiled(column: Column) -> str:

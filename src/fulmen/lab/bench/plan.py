@@ -21,11 +21,11 @@ class Pace(NamedTuple):
 
     seconds: float  # for all columns at one length, in one mode and sitting
     repeats: int  # at least, for each
-    sittings: int
+    sittings: int  # at most: cells that are settled need no more
     budget: float | None  # for the whole run
 
 
-PACES = {"published": Pace(3.5, 3, 3, None), "laptop": Pace(1.0, 3, 3, None), "quick": Pace(0.5, 3, 4, 255.0)}
+PACES = {"published": Pace(3.5, 3, 5, None), "laptop": Pace(1.0, 3, 5, None), "quick": Pace(0.2, 2, 12, 270.0)}
 
 
 @dataclass(frozen=True)
@@ -164,13 +164,13 @@ class Budget:
         return self._end - time.perf_counter()
 
     def go_on(self, sittings: int, seconds: Iterable[float]) -> None:
-        """The first sitting may take all it needs, as every cell has its first value there. This many, the next and
-        those after it, share what it left, in proportion to the ``seconds`` that lengths are now known to need."""
+        """The first sitting may take all it needs, as every cell has its first value there. Of at most so many more, as
+        many as are whole share what it left, in proportion to the ``seconds`` that lengths are now known to need."""
         self._ahead = [*seconds]
-        self._until = time.perf_counter() + self.left / sittings
+        whole = int(min(sittings, self.left / sum(self._ahead)))
+        self._until = time.perf_counter() + self.left / max(whole, 1)
 
     def take(self) -> float:
         """The seconds that the next length of a sitting may take, in the order of the plan."""
-        share = (self._until - time.perf_counter()) * self._ahead[0] / sum(self._ahead)
-        del self._ahead[0]
-        return max(share, 0.0)
+        ahead, here = sum(self._ahead), self._ahead.pop(0)
+        return max((self._until - time.perf_counter()) * here / ahead, 0.0) if here else 0.0

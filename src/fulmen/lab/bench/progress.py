@@ -8,8 +8,8 @@ from fulmen.lab.progress import Line
 class Live:
     """What is measured now; programs get a line for each length that is done."""
 
-    def __init__(self, total: float, progress: str = "auto") -> None:
-        self._line = Line(total, progress)
+    def __init__(self, total: float, progress: str = "auto", limit: float = float("inf")) -> None:
+        self._line = Line(total, progress, limit)
         self._suite, self._n = "", 0
 
     def show(self, suite: str, column: str, n: int) -> None:

@@ -13,7 +13,8 @@ from fulmen.lab.bench.owners import Owner
 from fulmen.lab.files import write_json
 
 FORMAT = 2
-NOISY = 0.2  # a spread above this share of the median: the cell cannot be trusted
+NOISY = 0.1  # if every other sitting of a cell is slower than its fastest by more than this, it cannot be trusted
+SETTLED, ENOUGH = 0.03, 3  # a cell needs no further sitting once two of this many are as close as this
 OVER_BUDGET = "over the time budget"  # how the reason begins of a cell that was left out for time
 Record = TypeVar("Record")
 
@@ -25,7 +26,7 @@ class Cell:
     n: int  # the length: n or m
     column: str
     value: float | None = None  # milliseconds (the median of the fastest sitting) or MiB
-    p20: float | None = None  # of the same sitting
+    p20: float | None = None  # of the calls of that sitting
     p80: float | None = None
     sittings: list[float] = field(default_factory=list)  # milliseconds: the median of each
     first_call: float | None = None  # milliseconds of the first call ever, compilation included
@@ -48,8 +49,19 @@ class Cell:
         return (self.p80 - self.p20) / self.value
 
     @property
+    def lead(self) -> float:
+        """By what share the next fastest sitting was slower than the fastest; infinite where there is none."""
+        ordered = sorted(self.sittings)
+        return ordered[1] / ordered[0] - 1 if len(ordered) > 1 else float("inf")
+
+    @property
     def noisy(self) -> bool:
-        return self.spread is not None and self.spread > NOISY
+        """Whether no other sitting, a while before or after, came close to the fastest."""
+        return bool(self.sittings) and self.lead > NOISY
+
+    @property
+    def settled(self) -> bool:
+        return len(self.sittings) >= ENOUGH and self.lead <= SETTLED
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from fulmen.lab.bench.conditions import Watch
@@ -14,6 +15,8 @@ from fulmen.lab.bench.results import Results, Table, now
 from fulmen.lab.bench.spending import Spending
 from fulmen.lab.bench.suite import DTYPES
 from fulmen.lab.environment import environment
+
+A_MOMENT = 1.0  # seconds: what a run that is killed may lose, beside the length that it is at
 
 
 def run(
@@ -30,37 +33,46 @@ def run(
     spending, conditions = Spending(results.seconds), results.conditions
     budget = Budget(pace.budget, parts, spent)
     total = pace.sittings * sum(Budget.work(part, n) for part in parts for n in part.lengths)
+    saved = 0.0
 
-    def save() -> None:
+    def save(every: float = 0.0) -> None:
+        nonlocal saved
+        if time.perf_counter() < saved + every:
+            return
         with spending.on("saving"):
             results.seconds, results.conditions = spending.as_json(), conditions.worst(watch.conditions())
             results.save(path)
+        saved = time.perf_counter()
 
     save()
     keep_freed_memory()
-    with Live(total, progress) as live:
-        dtype, on_cuda = DTYPES[options.dtype], options.device == "cuda"
-        clock = seconds_on_cuda if on_cuda else seconds_of
-        check = CorrectnessCheck(dtype, options.device)
-        bench = Bench(options.device, dtype, pace, check, clock, live, spending, budget)
-        begun = [
-            (part, {(t.mode, t.metric): _begun(results, t) for t in part.tables(options.dtype, options.device)})
-            for part in parts
-        ]
-        for sitting in range(pace.sittings):
-            if sitting:
-                known = (seconds_again(part, tables, n, pace) for part, tables in begun for n in part.lengths)
-                budget.go_on(pace.sittings - sitting, known)
-            for part, tables in begun:
-                for n in part.lengths:
-                    length = Length(bench, part, tables, n, sitting, budget.take())
-                    for mode in part.modes:
-                        length.measure(mode)
-                        save()
-                    length.close()
-                    live.advance(Budget.work(part, n))
-    results.finished = now()
-    save()
+    try:
+        with Live(total, progress, budget.left) as live:
+            dtype, on_cuda = DTYPES[options.dtype], options.device == "cuda"
+            clock = seconds_on_cuda if on_cuda else seconds_of
+            check = CorrectnessCheck(dtype, options.device)
+            bench = Bench(options.device, dtype, pace, check, clock, live, spending, budget)
+            begun = [
+                (part, {(t.mode, t.metric): _begun(results, t) for t in part.tables(options.dtype, options.device)})
+                for part in parts
+            ]
+            for sitting in range(pace.sittings):
+                if sitting:
+                    known = [seconds_again(tables, n, pace) for part, tables in begun for n in part.lengths]
+                    if not any(known):
+                        break
+                    budget.go_on(pace.sittings - sitting, known)
+                for part, tables in begun:
+                    for n in part.lengths:
+                        length = Length(bench, part, tables, n, sitting, budget.take())
+                        for mode in part.modes:
+                            length.measure(mode)
+                            save(every=A_MOMENT)
+                        length.close()
+                        live.advance(Budget.work(part, n))
+        results.finished = now()
+    finally:
+        save()
 
 
 def new_results(options: Options) -> Results:

@@ -13,7 +13,7 @@ from fulmen.lab.bench.results import NOISY, Cell, Table
 UNITS = {"speed": "ms", "memory": "MiB"}
 DECIMALS = 6
 MARK = "~"
-NOISE = f"p20 to p80 is over {NOISY:.0%} of the median: not to be trusted; repeat on a quiet machine"
+NOISE = f"no second sitting came within {NOISY:.0%} of it: not to be trusted; repeat on a quiet machine"
 
 
 def published_form(table: Table) -> str:

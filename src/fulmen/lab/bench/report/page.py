@@ -130,10 +130,11 @@ def _flops(table: Table) -> dict[str, dict[int, float]]:
 
 
 def _cell(cell: Cell) -> dict[str, Any]:
-    known = {name: value for name, value in asdict(cell).items() if value is not None} | (
-        {"noisy": True} if cell.noisy else {}
-    )
-    return {name: value for name, value in known.items() if name not in ("n", "column")}
+    known = {name: value for name, value in asdict(cell).items() if name not in ("n", "column", "sittings")}
+    if cell.sittings:
+        known["sittings"] = len(cell.sittings)
+        known["lead"] = round(cell.lead, 3) if len(cell.sittings) > 1 else None
+    return {name: value for name, value in known.items() if value is not None} | ({"noisy": True} if cell.noisy else {})
 
 
 def _published(table: Table) -> dict[str, Any] | None:

@@ -223,6 +223,7 @@ function suitePanel(suite) {
   function explain(cell) {
     const parts = [];
     if (cell.p20 !== undefined) parts.push(`p20 to p80: ${number(cell.p20)} to ${number(cell.p80)} ${UNITS[state.view]}`);
+    if (cell.sittings !== undefined) parts.push(`the fastest of ${cell.sittings} sittings${cell.lead === undefined ? "" : `, the next ${(100 * cell.lead).toFixed(0)}% slower`}`);
     if (cell.first_call !== undefined) parts.push(`first call ${number(cell.first_call)} ms`);
     for (const part of ["inputs", "outputs", "workspace"]) if (cell[part] !== undefined) parts.push(`${part} ${number(cell[part])} MiB`);
     return parts.join("\n");
