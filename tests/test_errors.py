@@ -136,7 +136,7 @@ def test_a_folder_that_cannot_be_written_to(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full disk to write to")
 def test_a_full_disk_is_told():
-    code = "import sys, fulmen.lab.cli; sys.exit(fulmen.lab.cli.main(['list']))"
+    code = "import sys, fulmen.lab.cli; sys.exit(fulmen.lab.cli.main(['env']))"
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
     assert (done.returncode, done.stderr.strip()) == (1, "fulmen: [Errno 28] No space left on device")

@@ -21,8 +21,15 @@ def run(case, form):
     return {name: x.transpose(1, 2) for name, x in results.items()}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("length", "key_size", "value_size"), [(1, 16, 16), (70, 20, 9), (330, 16, 40)])
+@pytest.mark.parametrize(
+    ("length", "key_size", "value_size", "dtype"),
+    [
+        (1, 16, 16, torch.float32),
+        (70, 20, 9, torch.bfloat16),
+        (70, 20, 9, torch.float16),
+        (330, 16, 40, torch.float32),
+    ],
+)
 def test_outputs_and_gradients(form, length, key_size, value_size, dtype):
     case = Case(batch=1, length=length, key_size=key_size, value_size=value_size, scale=1.0, initial=False, dtype=dtype)
     expected = exact(case, without="grad_state")

@@ -76,3 +76,30 @@ def test_values_of_cu_seqlens(bounds, message, backend):
         pytest.skip(fulmen.backends()[backend].reason)
     with pytest.raises(ValueError, match=message):
         fulmen.causal_conv1d(X[:1], WEIGHT, cu_seqlens=torch.tensor(bounds), backend=backend)
+
+
+@pytest.mark.parametrize("name", ["x", "state", "weight", "bias"])
+def test_a_step_has_no_gradient(name):
+    given = {key: x.clone() for key, x in STEP.items()}
+    given[name].requires_grad_()
+    message = f"^{name} must not require grad: causal_conv1d_step updates .* or use causal_conv1d to train$"
+    with pytest.raises(ValueError, match=message):
+        fulmen.causal_conv1d_step(**given)
+    with torch.no_grad():
+        assert fulmen.causal_conv1d_step(**given).isfinite().all()
+
+
+def test_states_of_packed_sequences():
+    given = {"x": X[:1], "weight": WEIGHT, "cu_seqlens": torch.tensor([0, 2, 5])}
+    assert fulmen.causal_conv1d(**given, initial_state=STATE).shape == (1, 5, 3)
+    message = (
+        r"^initial_state must have shape \[sequences, C, W\] = \[2, 3, W\] with W at least K - 1 = 3; got \[1, 3, 4\]$"
+    )
+    with pytest.raises(ValueError, match=message):
+        fulmen.causal_conv1d(**given, initial_state=STATE[:1])
+
+
+def test_the_narrowest_and_the_widest():
+    for width in (1, 64):
+        state = torch.zeros(2, 1, width - 1)
+        assert fulmen.causal_conv1d(X[..., :1], torch.zeros(1, width), initial_state=state).shape == (2, 5, 1)

@@ -10,8 +10,10 @@ pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(interpreted(), reason="a dry run launches compiled kernels")
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("decays", ["none", "token", "channel"])
+@pytest.mark.parametrize(
+    ("decays", "dtype"),
+    [("none", torch.float32), ("token", torch.bfloat16), ("channel", torch.bfloat16), ("channel", torch.float32)],
+)
 def test_a_segment_stays_within_its_budget(decays, dtype):
     """Where the shortest segment does; states between segments, and what summing heads takes, come on top of it."""
     from fulmen.lab.operators.delta_rule.workloads import workspace

@@ -54,10 +54,36 @@ def test_bounds_that_are_none(bounds, backend):
         ({"beta": torch.zeros(2)}, ValueError, r"beta must have shape \[B, H\] = \[2, 4\]; got \[2\]"),
         ({"state": None}, TypeError, "state must be a torch.Tensor"),
         ({"state": torch.zeros(2, 4, 4, 3, 2)[..., 0]}, ValueError, "state must"),
-        ({"state": torch.zeros(2, 4, 4, 3, requires_grad=True)}, ValueError, "state must not require grad"),
+        ({"state": torch.zeros(2, 4, 4, 3).int()}, TypeError, r"^state must be float32, .*; got torch.int32"),
+        ({"log_decay": torch.zeros(2, 2)}, ValueError, r"log_decay must have shape \[H\] = \[4\] or \[B, H\] = "),
+        ({"normalize_qk": None}, TypeError, "^normalize_qk must be True or False; got None"),
+        ({"scale": "1"}, TypeError, "^scale must be a real number or None; got '1'"),
+        ({"k": torch.zeros(2, 2, 8)}, ValueError, "^k must have the last dimension of q, 4"),
+        ({"q": torch.zeros(2, 3, 4)}, ValueError, "^q must have a number of heads that divides"),
+        ({"beta": None}, TypeError, r"^beta must be a torch.Tensor \[B, H\]; got None"),
     ],
 )
 def test_delta_rule_step(changes, error, message):
     token = {name: x[:, 0] for name, x in inputs().items()} | {"state": torch.zeros(2, 4, 4, 3)}
     with pytest.raises(error, match=message):
         fulmen.delta_rule_step(**token | changes)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "beta", "state", "log_decay"])
+def test_a_step_has_no_gradient(name):
+    given = {key: x[:, 0].clone() for key, x in inputs().items()}
+    given |= {"state": torch.zeros(2, 4, 4, 3), "log_decay": torch.zeros(4)}
+    given[name].requires_grad_()
+    message = f"^{name} must not require grad: delta_rule_step updates .* or use delta_rule to train$"
+    with pytest.raises(ValueError, match=message):
+        fulmen.delta_rule_step(**given)
+    with torch.no_grad():
+        assert fulmen.delta_rule_step(**given).isfinite().all()
+
+
+def test_states_of_packed_sequences():
+    given = {name: x[:1] for name, x in inputs().items()} | {"cu_seqlens": torch.tensor([0, 2, 5])}
+    assert fulmen.delta_rule(**given, initial_state=torch.zeros(2, 4, 4, 3)).shape == (1, 5, 4, 3)
+    message = r"^initial_state must have shape \[sequences, H, D, E\] = \[2, 4, 4, 3\]; got \[1, 4, 4, 3\]$"
+    with pytest.raises(ValueError, match=message):
+        fulmen.delta_rule(**given, initial_state=torch.zeros(1, 4, 4, 3))

@@ -176,6 +176,17 @@ STATES = [
     ({"k": torch.randn(B, N, 3, D)}, ValueError, r"k must have a number of heads that divides"),
     ({"log_decay": torch.randn(6)}, ValueError, r"k must have a number of heads that divides .*log_decay: 6"),
     ({"log_decay": torch.randn(2)}, ValueError, r"log_decay must have shape \[H\] = \[4\]"),
+    ({"log_decay": torch.randn(B, H)}, ValueError, r"log_decay must have shape \[H\] = \[4\] or .*; got \[2, 4\]"),
+    (
+        {"log_decay_v": torch.randn(B, N, H)},
+        ValueError,
+        r"^log_decay_v must have shape \[B, N, H, E\] = \[2, 6, 4, 5\]; got \[2, 6, 4\]",
+    ),
+    (
+        {"log_decay_v": torch.randn(B, N, 6, E)},
+        ValueError,
+        r"k must have a number of heads that divides .*log_decay_v: 6",
+    ),
     ({"chunk_size": 0}, ValueError, r"chunk_size must be at least 1; got 0"),
     ({"chunk_size": 16.0}, TypeError, r"chunk_size must be an integer; got 16.0"),
     ({"chunk_size": True}, TypeError, r"chunk_size must be an integer; got True"),
@@ -189,6 +200,38 @@ STATES = [
 def test_chunk_states(changes, error, message):
     with pytest.raises(error, match=message):
         states(**changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("log_decay", (H,)),
+        ("log_decay", (B, N, H)),
+        ("log_decay", (B, N, H, D)),
+        ("log_decay_v", (B, N, H, E)),
+    ],
+)
+def test_a_decay_may_have_more_heads_than_keys_and_values(name, shape):
+    found = states(k=torch.randn(B, N, 1, D), v=torch.randn(B, N, 1, E), **{name: -torch.rand(shape)})
+    assert found.shape[:2] == (B, H)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "state", "log_decay", "log_decay_v"])
+def test_a_step_has_no_gradient(name):
+    given = {"q": torch.randn(B, H, D), "k": torch.randn(B, H, D), "v": torch.randn(B, H, E)}
+    given |= {"state": torch.zeros(B, H, D, E), "log_decay": -torch.rand(H), "log_decay_v": -torch.rand(B, H, E)}
+    given[name].requires_grad_()
+    message = f"^{name} must not require grad: linear_attention_step updates .* or use linear_attention to train$"
+    with pytest.raises(ValueError, match=message):
+        step(**given)
+    with torch.no_grad():
+        assert step(**given).isfinite().all()
+
+
+@pytest.mark.parametrize("size", [1, 512])
+def test_the_smallest_and_the_largest_sizes(size):
+    q, v = torch.randn(1, 2, 1, size), torch.randn(1, 2, 1, 513 - size)
+    assert attention(q=q, k=q, v=v).shape == v.shape
 
 
 def test_an_error_inside_a_compiled_call_is_the_same():

@@ -50,10 +50,18 @@ WRONG = [
         r"k must have the same B as q, .*; got shape \[3, 7, 4, 8\]",
     ),
     ({"k": torch.randn(B, M, 1, D)}, ValueError, r"k must have the heads of q, 4; got shape \[2, 7, 1, 8\]"),
-    ({"v": torch.randn(B, M, 1, E)}, ValueError, r"v must have the heads of q, 4"),
-    ({"gate": torch.randn(B, N, 1, E)}, ValueError, r"gate must have the heads of q, 4"),
-    ({"k": torch.randn(B, M, H, D + 1)}, ValueError, r"k must have the last dimension of q, 8"),
-    ({"gate": torch.randn(B, N, H, E + 1)}, ValueError, r"gate must have the last dimension of v, 5"),
+    ({"v": torch.randn(B, M, 1, E)}, ValueError, r"^v must have the heads of q, 4; got shape \[2, 7, 1, 5\]"),
+    ({"gate": torch.randn(B, N, 1, E)}, ValueError, r"^gate must have the heads of q, 4; got shape \[2, 6, 1, 5\]"),
+    (
+        {"k": torch.randn(B, M, H, D + 1)},
+        ValueError,
+        r"^k must have the last dimension of q, 8; got shape \[2, 7, 4, 9\]",
+    ),
+    (
+        {"gate": torch.randn(B, N, H, E + 1)},
+        ValueError,
+        r"^gate must have the last dimension of v, 5; got shape \[2, 6, 4, 6\]",
+    ),
     ({"v": torch.randn(B, M, H, 513)}, ValueError, r"v must have a last dimension of 1 to 512"),
     ({"save": ("qkv",)}, ValueError, r"save must be one of \(\), \('kv',\), \('kv', 'qkv'\); got \('qkv',\)"),
     ({"save": "kv"}, ValueError, r"save must be one of .*; got 'kv'"),
@@ -70,6 +78,11 @@ def test_wrong_arguments(changes, error, message):
 def test_no_heads():
     with pytest.raises(ValueError, match=r"q must have at least one head; got shape \[2, 6, 0, 8\]"):
         call(**{name: torch.randn(B, 6, 0, 8) for name in ("q", "k", "v", "gate")})
+
+
+def test_one_head_and_the_largest_sizes():
+    given = {"q": (B, N, 1, 512), "k": (B, M, 1, 512), "v": (B, M, 1, 1), "gate": (B, N, 1, 1)}
+    assert call(**{name: torch.randn(shape) for name, shape in given.items()}).shape == (B, N, 1, 1)
 
 
 def test_an_unknown_option():

@@ -1,5 +1,7 @@
 """Wrong input: the error names the argument, what it was and what it must be."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -87,3 +89,84 @@ def test_the_core_refuses_lengths_and_python_names_them():
         native.forward(decode_of(*given, seqlens=torch.tensor([M + 1])), output)
     assert "lengths must be 0 to M" in str(raised.value.__context__)
     assert output.isnan().all()
+
+
+SHAPES = {"aq": (B, 1, H, R), "ak": (B, M, H), "av": (B, M, H), "bq": (B, 1, R, D), "bk": (B, M, D), "bv": (B, M, E)}
+
+
+def another(name, axis, size):
+    return {name: torch.randn((*SHAPES[name][:axis], size, *SHAPES[name][axis + 1 :]))}
+
+
+@pytest.mark.parametrize("name", ["ak", "av", "bq", "bk", "bv"])
+def test_a_batch_of_another_size(name):
+    with pytest.raises(ValueError, match=rf"^{name} must have the B of aq, 2; got shape \[3, "):
+        decode(**another(name, 0, 3))
+
+
+@pytest.mark.parametrize("name", ["av", "bk", "bv"])
+def test_another_number_of_tokens(name):
+    with pytest.raises(ValueError, match=rf"^{name} must have the M of ak, 6; got shape \[2, 5, "):
+        decode(**another(name, 1, 5))
+
+
+@pytest.mark.parametrize("name", ["ak", "av"])
+def test_another_number_of_heads(name):
+    with pytest.raises(ValueError, match=rf"^{name} must have the H of aq, 4; got shape \[2, 6, 3\]$"):
+        decode(**another(name, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "letters"),
+    [
+        ("aq", (B, 1, H), r"\[B, 1, H, R\]"),
+        ("bq", (B, 1, D), r"\[B, 1, R, D\]"),
+        ("bq", (B, 2, R, D), r"\[B, 1, R, D\]"),
+        ("ak", (B, M, H, 2, 2), r"\[B, M, H\] or \[B, M, H, Rk\]"),
+        ("av", (B, M), r"\[B, M, H\] or \[B, M, H, Rv\]"),
+        ("bv", (B, M, 2, E), r"\[B, M, E\] beside av \[2, 6, 4\]"),
+    ],
+)
+def test_other_dimensions(name, shape, letters):
+    with pytest.raises(ValueError, match=f"^{name} must have shape {letters}; got {re.escape(str(list(shape)))}$"):
+        decode(**{name: torch.randn(shape)})
+
+
+@pytest.mark.parametrize("x", "kv")
+def test_ranks(x):
+    size = {"k": D, "v": E}[x]
+    for rank in (1, 512):
+        factors = {f"a{x}": torch.randn(B, M, H, rank), f"b{x}": torch.randn(B, M, rank, size)}
+        assert decode(**factors).shape == (B, 1, H, E)
+    factors[f"b{x}"] = torch.randn(B, M, 3, size)
+    with pytest.raises(ValueError, match=rf"^b{x} must have the R{x} of a{x}, 512; got shape \[2, 6, 3, {size}\]$"):
+        decode(**factors)
+    factors[f"b{x}"] = torch.randn(B, M, size)
+    with pytest.raises(ValueError, match=rf"^b{x} must have shape \[B, M, R{x}, {'DE'[x == 'v']}\] beside a{x} \[2, "):
+        decode(**factors)
+    for rank in (0, 513):
+        factors = {f"a{x}": torch.randn(B, M, H, rank), f"b{x}": torch.randn(B, M, rank, size)}
+        with pytest.raises(ValueError, match=rf"^a{x} must have R{x} of 1 to 512; got shape \[2, 6, 4, {rank}\]$"):
+            decode(**factors)
+
+
+@pytest.mark.parametrize("size", [1, 512])
+def test_the_smallest_and_the_largest_sizes(size):
+    other = 513 - size
+    shapes = {"aq": (1, 1, 1, size), "ak": (1, 2, 1), "av": (1, 2, 1)}
+    shapes |= {"bq": (1, 1, size, other), "bk": (1, 2, other), "bv": (1, 2, size)}
+    assert decode(**{name: torch.randn(shape) for name, shape in shapes.items()}).shape == (1, 1, 1, size)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_there_is_no_gradient(name):
+    x = torch.randn(SHAPES[name], requires_grad=True)
+    with pytest.raises(ValueError, match=f"^{name} must not require grad: tpa_decode has no gradient; call it under "):
+        decode(**{name: x})
+    with torch.no_grad():
+        decode(**{name: x})
+
+
+def test_lengths_from_none_to_all():
+    assert decode(seqlens=torch.tensor([0, M])).shape == (B, 1, H, E)
+    assert decode(seqlens=torch.tensor([0, M]).int(), split="sequence").shape == (B, 1, H, E)
