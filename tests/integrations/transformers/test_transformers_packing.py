@@ -14,6 +14,8 @@ from fulmen.integrations.transformers.mamba2 import mamba2_chunk_scan
 LENGTHS = ((5, 1, 11), (9, 2, 6))
 # Mamba-1's recurrence is transformers' own; Glm5Next refuses.
 PACKING = [name for name in CONFIGS if name not in ("Mamba", "FalconMamba", "Jamba", "Zamba", "Glm5Next")]
+# A family of each kind of mixer, where that is what matters.
+MIXERS = ("Mamba2", "Bamba", "MiniMax", "Lfm2", "Qwen3_5", "KimiLinear")
 
 
 def described(rows):
@@ -33,8 +35,7 @@ def one_by_one(model, ids, rows, **options):
     return torch.stack([torch.cat([model(part, **options)[0][0] for part in row]) for row in parts])
 
 
-@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-@pytest.mark.parametrize("name", PACKING)
+@pytest.mark.parametrize(("name", "training"), [*((name, False) for name in PACKING), *((n, True) for n in MIXERS)])
 def test_rows_of_sequences(name, training):
     model, ids = build(name).train(training), tokens(2, 17)
     positions, seq_idx = described(LENGTHS)
