@@ -130,8 +130,9 @@ def test_rows(rows):
     check_rows(rows, 2)
 
 
-def test_rows_of_an_empty_cache():
+def test_rows_of_an_empty_cache_and_masks_are_not_counted():
     check_rows([7], None)
+    check_rows(torch.tensor([True]), 1)
 
 
 @pytest.mark.parametrize("rows", [1, (0, 1), [0, 1.0], "01"])

@@ -192,7 +192,7 @@ def test_an_unknown_kernel_is_answered_with_those_there_are(capsys):
     assert re.search("no kernel of these decays has 'nope' in its name; there are .*tpa merge", capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
+@pytest.mark.parametrize("arch", [pytest.param("sm_90", marks=pytest.mark.long), "sm_100"])
 def test_merging_blocks_is_not_compiled_to_nothing(arch, tmp_path, monkeypatch):
     """As Triton 3.7.1 does on sm_100 where a product of it has 64 rows. The kernels' work is in a branch of them."""
     from fulmen.lab.inspect.compilation import resources
