@@ -144,6 +144,8 @@ def test_cu_seqlens_with_states_of_the_wrong_number():
 
 
 STEP = [
+    ({"scale": "1"}, TypeError, r"^scale must be a real number or None; got '1'$"),
+    ({"k": torch.randn(B, H, D + 1)}, ValueError, r"^k must have the last dimension of q, 8; got shape \[2, 4, 9\]$"),
     ({"q": torch.randn(B, 1, H, D)}, ValueError, r"q must have 3 dimensions, \[B, H, D\]"),
     ({"v": torch.randn(B + 1, H, E)}, ValueError, r"v must have the same B as q"),
     ({"state": None}, TypeError, r"state must be a torch.Tensor \[B, H, D, E\]; got None"),
@@ -173,6 +175,13 @@ def test_linear_attention_step(changes, error, message):
 
 
 STATES = [
+    (
+        {"v": torch.randn(B, N, 3, E)},
+        ValueError,
+        r"^v must have a number of heads that divides .* got 3 \(k: 4, v: 3\)",
+    ),
+    ({"k": [1.0]}, TypeError, r"^k must be a torch.Tensor \[B, N, H, D\]; got list"),
+    ({"v": torch.randn(B, N + 1, H, E)}, ValueError, r"^v must have the same B and N as k, "),
     ({"k": torch.randn(B, N, 3, D)}, ValueError, r"k must have a number of heads that divides"),
     ({"log_decay": torch.randn(6)}, ValueError, r"k must have a number of heads that divides .*log_decay: 6"),
     ({"log_decay": torch.randn(2)}, ValueError, r"log_decay must have shape \[H\] = \[4\]"),
