@@ -14,10 +14,11 @@ from fulmen.lab.fuzz.draw import ALL, CASES, draw_problem, number, possible
 from fulmen.lab.fuzz.operators import SUBJECTS
 from fulmen.lab.fuzz.problem import changed, snippet
 from fulmen.lab.fuzz.run import Plan, Record
-from fulmen.lab.fuzz.trial import exact, judged, summands, tensors
+from fulmen.lab.fuzz.trial import exact, judged, nearby, summands, tensors
 from fulmen.lab.fuzz.views import LAYOUTS, viewed, written_around
 from fulmen.lab.operators.delta_rule.cases import Case as DeltaCase
 from fulmen.lab.operators.linear_attention.cases import Case
+from fulmen.lab.tolerances import relative_error
 from fulmen.ops.linear_attention import torch_chunked
 from fulmen.runtime.architectures import interpreted
 
@@ -213,6 +214,14 @@ def test_two_terms_do_not_excuse_a_decay_gradient_of_usual_terms(dtype):
     found = {"dlog_decay": exact(problem)["dlog_decay"].float()}
     assert judged(problem, found, "triton") == []
     assert judged(problem, {"dlog_decay": found["dlog_decay"] * (1 + 2e-4)}, "triton")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_results_of_inputs_that_differ_in_the_last_place_are_near(dtype):
+    problem = Problem("linear_attention", Case(dtype=dtype))
+    want = exact(problem)["output"]
+    off = [relative_error(x["output"].double(), want) / torch.finfo(dtype).eps for x in nearby(problem, "torch")[2:]]
+    assert all(0.1 < x < 10 for x in off)
 
 
 def test_a_delta_rule_that_erases_has_the_error_of_what_it_erased():

@@ -213,7 +213,7 @@ def nearby(problem: Problem, backend: str) -> list[Tensors]:
         given = in_double(tensors(problem))
         for name, x in given.items():
             if x.is_floating_point():
-                given[name] = (x * (1 + eps * torch.randn(x.shape, generator=generator))).to(dtype)
+                given[name] = (x * (1 + eps * torch.randn(x.shape, generator=generator, dtype=torch.float64))).to(dtype)
         made.append(results(problem, given, EXACT))
     return made
 
