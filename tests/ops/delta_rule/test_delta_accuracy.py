@@ -7,6 +7,7 @@ import torch
 
 import fulmen
 from cases import BACKENDS, Results, assert_close
+from fulmen.lab.fuzz import Problem, Setting, wrong
 from fulmen.lab.operators.delta_rule.cases import DECAYS, Case, exact, options, run, tensors, yardstick
 from fulmen.lab.tolerances import DELTA_RULE, TOLERANCE, relative_error
 from fulmen.lab.yardstick import rounded_products
@@ -72,6 +73,13 @@ def test_the_torch_backend_keeps_the_digits_of_what_little_is_left_of_a_gradient
     """Tokens that correct both channels of a state leave little of its gradient."""
     case = Case(batch=1, length=128, heads=(1, 1, 1), key_size=2, value_size=2, decays="channel", values="zero", seed=1)
     check(case._replace(keys="repeated"), "torch")
+
+
+def test_the_torch_backend_keeps_the_digits_of_a_decay_of_one_channel():
+    """What it gets by way of q and of k, from the pairs of a chunk, cancels."""
+    case = Case(batch=1, length=131, heads=(1, 1, 1), key_size=1, value_size=100, decays="channel", values="zero")
+    case = case._replace(betas="near two", normalizes=False, scale=1.0, seed=478)
+    assert wrong(Problem("delta_rule", case, equal="tokens", without="state"), Setting("torch")) == []
 
 
 @pytest.mark.parametrize("keys", ["parallel", "repeated"])
