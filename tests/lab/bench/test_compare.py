@@ -30,9 +30,9 @@ def results(*cells):
     return Results(ENVIRONMENT, {}, "2026-01-01T00:00:00+00:00", tables=[table])
 
 
-def timed(value, spread=0.0, n=1024, column="LASD_P", lead=0.0):
-    """``spread``: of calls, to both sides; ``lead``: of the fastest sitting."""
-    return Cell(n, column, value, value * (1 - spread), value * (1 + spread), [value * (1 + lead), value])
+def timed(value, lead=0.0, n=1024, column="LASD_P"):
+    """``lead``: of the fastest sitting."""
+    return Cell(n, column, value, value, value * (1 + lead), [value * (1 + lead), value])
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,7 @@ def timed(value, spread=0.0, n=1024, column="LASD_P", lead=0.0):
     [
         (timed(10.0, 0.01), timed(12.0, 0.01), "worse"),
         (timed(12.0, 0.01), timed(10.0, 0.01), "better"),
-        (timed(10.0, 0.20), timed(12.0, 0.20), "same"),  # the spreads overlap
-        (timed(10.0, lead=0.3), timed(12.0), "same"),  # it may as well have been 13
+        (timed(10.0, 0.30), timed(12.0, 0.01), "same"),  # it may as well have been 13
         (timed(10.0), timed(10.2), "same"),  # apart, but by less than noise
         (Cell(1024, "LASD_P", 10.0), Cell(1024, "LASD_P", 11.0), "worse"),  # memory has no spread
     ],
@@ -66,7 +65,7 @@ def test_exit_codes_for_ci(tmp_path, capsys, limit, status):
 
 def test_how_far_two_runs_agree(tmp_path, capsys):
     """Of cells above 5 ms, and of these only those that neither run marks as noisy."""
-    before = [timed(4.0), timed(10.0, n=2048), timed(20.0, n=4096), timed(30.0, n=8192, lead=0.2)]
+    before = [timed(4.0), timed(10.0, n=2048), timed(20.0, n=4096), timed(30.0, 0.2, n=8192)]
     after = [timed(9.0), timed(10.9, n=2048), timed(23.0, n=4096), timed(31.0, n=8192)]
     found = compare.changes(results(*before), results(*after))
     assert compare.agreement(found) == (
@@ -77,7 +76,7 @@ def test_how_far_two_runs_agree(tmp_path, capsys):
 def test_noise_and_load_are_told(tmp_path, capsys):
     paths = [str(tmp_path / name) for name in ("before.json", "after.json")]
     for path, value in zip(paths, (10.0, 30.0), strict=True):
-        run = results(timed(value, lead=0.15), timed(50.0, column="Flash"))
+        run = results(timed(value, 0.15), timed(50.0, column="Flash"))
         run.conditions.stolen = 0.1 if value > 20 else 0.0
         run.save(Path(path))
     assert main(["compare", *paths]) == 0

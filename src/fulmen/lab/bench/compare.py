@@ -73,7 +73,7 @@ class Change:
 
     @property
     def verdict(self) -> str:
-        """ "same" unless the spreads are apart, and by more than the noise."""
+        """ "same" unless one is slower than two sittings of the other, and by more than the noise."""
         if self.after.value is None:
             return "worse"
         if abs(self.relative) <= SAME or not self._apart:
@@ -83,7 +83,7 @@ class Change:
     @property
     def _apart(self) -> bool:
         low, high = sorted((self.before, self.after), key=lambda cell: cell.value or 0.0)
-        return _high(low) < _low(high)
+        return _next(low) < (high.value or 0.0)
 
     @property
     def worse_by(self) -> float:
@@ -140,10 +140,6 @@ def describe(found: list[Change]) -> str:
     return "\n".join(lines)
 
 
-def _low(cell: Cell) -> float:
-    return cell.p20 if cell.p20 is not None else cell.value or 0.0
-
-
-def _high(cell: Cell) -> float:
-    """The slower of p80 and the next fastest sitting: either tells what the cell may be the next time."""
-    return max(cell.p80 or cell.value or 0.0, *sorted(cell.sittings)[1:2], 0.0)
+def _next(cell: Cell) -> float:
+    """The next fastest sitting, which tells what the cell may be the next time."""
+    return sorted(cell.sittings)[1] if len(cell.sittings) > 1 else cell.value or 0.0

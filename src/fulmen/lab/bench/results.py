@@ -14,7 +14,7 @@ from fulmen.lab.files import write_json
 
 FORMAT = 2
 NOISY = 0.1  # if every other sitting of a cell is slower than its fastest by more than this, it cannot be trusted
-SETTLED, ENOUGH = 0.03, 3  # a cell needs no further sitting once two of this many are as close as this
+SETTLED, ENOUGH = 0.03, 6  # a cell needs no further sitting once two of this many are as close as this
 OVER_BUDGET = "over the time budget"  # how the reason begins of a cell that was left out for time
 Record = TypeVar("Record")
 
@@ -25,8 +25,8 @@ class Cell:
 
     n: int  # the length: n or m
     column: str
-    value: float | None = None  # milliseconds (the median of the fastest sitting) or MiB
-    p20: float | None = None  # of the calls of that sitting
+    value: float | None = None  # milliseconds (of the fastest sitting) or MiB
+    p20: float | None = None  # of the sittings
     p80: float | None = None
     sittings: list[float] = field(default_factory=list)  # milliseconds: the median of each
     first_call: float | None = None  # milliseconds of the first call ever, compilation included
@@ -35,15 +35,15 @@ class Cell:
     workspace: float | None = None
     skipped: str | None = None  # why there is no value, in words
 
-    def sit(self, median: float, p20: float, p80: float) -> None:
+    def sit(self, median: float) -> None:
         """Take in another sitting. What else a machine does only ever adds time, so the fastest tells of the cell."""
         self.sittings.append(median)
-        if self.value is None or median < self.value:
-            self.value, self.p20, self.p80 = median, p20, p80
+        ordered, fifth = sorted(self.sittings), len(self.sittings) // 5
+        self.value, self.p20, self.p80 = ordered[0], ordered[fifth], ordered[-1 - fifth]
 
     @property
     def spread(self) -> float | None:
-        """From p20 to p80, as a share of the median."""
+        """From p20 to p80, as a share of the value."""
         if not self.value or self.p20 is None or self.p80 is None:
             return None
         return (self.p80 - self.p20) / self.value

@@ -85,7 +85,7 @@ def _benchmark_configuration(groups: list[Group], options: dict[str, Any]) -> st
 
 def _detailed(groups: list[Group]) -> list[str]:
     legend = (
-        "Spread: p20 to p80 of the calls as a share of the median, the larger of the passes; with ~ where the time "
+        "Spread: p20 to p80 of the sittings as a share of the fastest, the larger of the passes; with ~ where the time "
         "is not to be trusted. First call: milliseconds of the first call of each pass, compilation included. Errors "
         "stand below the tables in the published form."
     )

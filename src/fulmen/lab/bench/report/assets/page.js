@@ -187,7 +187,7 @@ function suitePanel(suite) {
     const heads = [["name", `Column, ${UNITS[state.view]}`], ...found.lengths.map((n) => [n, group.ticks?.[n] ?? `${group.axis} = ${n}`])];
     if (spreads) heads.push(["spread", "Spread"]);
     if (errors) heads.push(["error", "Error"]);
-    const hints = { spread: "p20 to p80, the largest of all lengths", error: "against float64" };
+    const hints = { spread: "p20 to p80 of the sittings, the largest of all lengths", error: "against float64" };
     const head = heads.map(([key, label]) => html("th", { scope: "col", "aria-sort": state.sort?.key === key && state.sort.direction },
       html("button", { type: "button", "data-key": key, title: hints[key] ?? null, onclick: () => sortBy(key) }, label)));
     const rows = sorted(found).map((name) => {
@@ -211,7 +211,7 @@ function suitePanel(suite) {
     notes.hidden = reasons.size === 0 && !noisy && !errors;
     notes.replaceChildren(html("ol", {}, ...[...reasons].map((entry) => html("li", {}, note(entry)))), html("p", {}, checked), html("p", {}, noisy ? `~ ${data.noise}` : ""));
   }
-  /** The largest over all lengths, as a share of the median. */
+  /** The largest over all lengths, as a share of the fastest. */
   function spread(found, column) {
     const cells = found.lengths.map((n) => found.figure(column, n)).filter((cell) => cell?.value && cell.p20);
     return cells.length ? Math.max(...cells.map((cell) => (cell.p80 - cell.p20) / cell.value)) : null;
