@@ -35,11 +35,6 @@ struct Channels {
     int64_t of_panel(int64_t p) const { return smaller<int64_t>(kPanel, count - p * kPanel); }
 };
 
-// One token, from a channel on; its rows are the channels.
-FULMEN_INLINE Rows across(const fulmen_tensor &x, int64_t batch, int64_t token, int64_t channel) {
-    return {rows_of(x, batch, channel).from(token, 0).data, x.dtype, x.stride_head};
-}
-
 FULMEN_INLINE bool dense_tokens(const fulmen_tensor &x, int64_t channels) {
     return x.stride_token == 1 && (x.stride_head != 1 || channels == 1);
 }

@@ -132,6 +132,8 @@ void expect_results(const fulmen_causal_conv1d_step_call &) {}
 void expect_results(const fulmen_step_call &) {}
 void expect_results(const fulmen_delta_rule_step_call &) {}
 void expect_results(const fulmen_tpa_decode_call &) {}
+void expect_results(const fulmen_linear_call &) {}
+void expect_results(const fulmen_elementwise_call &) {}
 
 template <class Call> int64_t run(const Call *call, int64_t (*kernel)(const Call &)) {
     const fulmen_header &header = *(const fulmen_header *)call;
@@ -176,6 +178,60 @@ const char *fulmen_error_text(int64_t status) {
 #define FULMEN_DISPATCH(name) \
     int64_t fulmen_##name(const fulmen_##name##_call *call) { return run(call, kernels().name); }
 FULMEN_CALLS(FULMEN_DISPATCH)
+
+namespace {
+
+struct ProgramCall {
+    const char *name;
+    int64_t bytes;
+    int64_t (*run)(const void *call);
+};
+#define FULMEN_PROGRAM_CALL(name)         \
+    {#name, sizeof(fulmen_##name##_call), \
+     [](const void *call) { return fulmen_##name((const fulmen_##name##_call *)call); }},
+const ProgramCall program_calls[] = {FULMEN_CALLS(FULMEN_PROGRAM_CALL)};
+constexpr int64_t program_call_count = sizeof program_calls / sizeof program_calls[0];
+
+#define FULMEN_MEMBER_OF_ANY(name) fulmen_##name##_call name;
+union AnyCall {
+    fulmen_header header;
+    FULMEN_CALLS(FULMEN_MEMBER_OF_ANY)
+};
+
+}  // namespace
+
+int64_t fulmen_call_number(const char *name) {
+    for (int64_t i = 0; i < program_call_count; ++i)
+        if (strcmp(program_calls[i].name, name) == 0) return i;
+    return -1;
+}
+
+int64_t fulmen_run_program(const fulmen_program *program, const fulmen_header *header, void *const *tensors) {
+    if (program->bytes != sizeof *program) return FULMEN_BAD_STRUCT;
+    const int64_t *words = program->words;
+    const fulmen_patch *patch = program->patch, *const last = patch + program->patches;
+    bool grows = false;
+    for (int64_t i = 0; i < program->calls; ++i) {
+        const int64_t number = *words++;
+        if (number < 0 || number >= program_call_count || *words != program_calls[number].bytes)
+            return FULMEN_BAD_STRUCT;
+        const int64_t bytes = *words;
+        AnyCall call;
+        memcpy(&call, words, (size_t)bytes);
+        call.header = *header;
+        call.header.bytes = bytes;
+        for (; patch < last && patch->call == i; ++patch) {
+            if (patch->word < 0 || patch->word >= bytes / 8) return FULMEN_BAD_STRUCT;
+            char *const address = (char *)tensors[patch->tensor] + patch->offset;
+            memcpy((char *)&call + 8 * patch->word, &address, sizeof address);
+        }
+        const int64_t status = program_calls[number].run(&call);
+        if (status > FULMEN_OK) return status;
+        grows |= status == FULMEN_GROWS;
+        words += bytes / 8;
+    }
+    return grows ? FULMEN_GROWS : FULMEN_OK;
+}
 
 int64_t fulmen_isa_count(void) { return build_count; }
 const char *fulmen_isa_name(int64_t index) { return index >= 0 && index < build_count ? builds[index].name : ""; }

@@ -25,7 +25,7 @@
 extern "C" {
 #endif
 
-#define FULMEN_VERSION 6
+#define FULMEN_VERSION 7
 #define FULMEN_MAX_SIZE 512 /* D and E run from 1 to this */
 #define FULMEN_MAX_WIDTH 64 /* as does K, the width of a convolution, to this */
 #define FULMEN_EPSILON 1e-6f
@@ -284,7 +284,19 @@ typedef struct {
  * All tensors are [B, tokens, C] of any strides, where stride_head leads to the next channel; those with tokens or with
  * channels dense are fast. A state is the last W inputs, oldest first, so a tensor with W tokens. The activation is
  * IDENTITY or SILU. */
-enum fulmen_activation { FULMEN_IDENTITY = 0, FULMEN_SILU = 1, FULMEN_SIGMOID = 2 };
+enum fulmen_function {
+    FULMEN_IDENTITY = 0,
+    FULMEN_SILU = 1,
+    FULMEN_SIGMOID = 2,
+    FULMEN_EXP = 3,
+    FULMEN_SOFTPLUS = 4, /* of x above 20: x itself */
+    FULMEN_LOG_SIGMOID = 5,
+    FULMEN_ADD = 6, /* this and the next are of two numbers */
+    FULMEN_MULTIPLY = 7,
+    FULMEN_DIVIDE = 8,
+    FULMEN_LARGER = 9,
+    FULMEN_SMALLER = 10
+};
 
 typedef struct {
     fulmen_header header;
@@ -351,6 +363,34 @@ typedef struct {
     float *rates;         /* optional, [B, N, H], dense: what each row was multiplied by */
 } fulmen_rms_norm_call;
 
+/* The product of a decode step: y = weight x + bias for each of a few rows x, from one pass over the weights. Every
+ * number of rows and of threads gives a row the same bits. Needs no workspace. */
+typedef struct {
+    fulmen_header header;
+    int64_t rows;
+    int64_t inputs;       /* at least 1 */
+    int64_t outputs;      /* at least 1 */
+    fulmen_tensor x;      /* [1, rows, 1, inputs] */
+    fulmen_tensor weight; /* [1, outputs, 1, inputs], x's dtype or float32 */
+    fulmen_tensor bias;   /* optional, [1, outputs, 1, 1], x's dtype or float32 */
+    fulmen_tensor output; /* [1, rows, 1, outputs], x's dtype */
+} fulmen_linear_call;
+
+/* y = f(a, b), number by number, of three axes with any strides (0 repeats), where stride_head leads along the last; b
+ * is the number `scalar` where it is absent, and functions of one number ignore it. Each tensor has its own dtype.
+ * Computed in float32. Needs no workspace. */
+typedef struct {
+    fulmen_header header;
+    int64_t batch;
+    int64_t tokens;
+    int64_t channels;
+    int64_t function;
+    double scalar;
+    fulmen_tensor a;
+    fulmen_tensor b; /* optional */
+    fulmen_tensor output;
+} fulmen_elementwise_call;
+
 /* Every call: fulmen_<name> takes a fulmen_<name>_call. */
 #define FULMEN_CALLS(CALL)       \
     CALL(attention_forward)      \
@@ -367,11 +407,35 @@ typedef struct {
     CALL(causal_conv1d_forward)  \
     CALL(causal_conv1d_backward) \
     CALL(causal_conv1d_step)     \
-    CALL(rms_norm)
+    CALL(rms_norm)               \
+    CALL(linear)                 \
+    CALL(elementwise)
 
 #define FULMEN_DECLARE(name) FULMEN_API int64_t fulmen_##name(const fulmen_##name##_call *call);
 FULMEN_CALLS(FULMEN_DECLARE)
 #undef FULMEN_DECLARE
+
+/* Calls that are made one after another, as often as one likes, on tensors that may be elsewhere each time. */
+typedef struct {
+    int64_t call; /* which of them */
+    int64_t word; /* of its struct: an address */
+    int64_t tensor;
+    int64_t offset; /* in bytes, from where the tensor begins */
+} fulmen_patch;
+
+typedef struct {
+    int64_t bytes; /* sizeof this struct */
+    int64_t calls;
+    const int64_t *words; /* of each call its number, and its struct, of whose header only the size is read */
+    int64_t patches;
+    const fulmen_patch *patch; /* in the order of calls */
+} fulmen_program;
+
+/* The number of the call of this name in a program, or -1. */
+FULMEN_API int64_t fulmen_call_number(const char *name);
+
+/* Every call gets `header`, but for its size. Stops at a call that is refused; what was done before it stays. */
+FULMEN_API int64_t fulmen_run_program(const fulmen_program *program, const fulmen_header *header, void *const *tensors);
 
 FULMEN_API int64_t fulmen_version(void);
 FULMEN_API const char *fulmen_error_text(int64_t status);

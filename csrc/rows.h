@@ -27,6 +27,11 @@ FULMEN_INLINE Rows rows_of(const fulmen_tensor &x, int64_t batch, int64_t head) 
     return rows;
 }
 
+// One token of channels that may be apart, from a channel on: its rows are the channels.
+FULMEN_INLINE Rows across(const fulmen_tensor &x, int64_t batch, int64_t token, int64_t channel) {
+    return {rows_of(x, batch, channel).from(token, 0).data, x.dtype, x.stride_head};
+}
+
 // Calls f with the storage type of a dtype code.
 template <class F> FULMEN_INLINE void with_type(int64_t dtype, F f) {
     if (dtype == FULMEN_FLOAT32)

@@ -190,12 +190,40 @@ bool norm_is_right(const Kernels &kernels, int64_t dtype) {
     return true;
 }
 
+// A product, and a function of what comes out of it.
+bool decode_step_is_right(const Kernels &kernels, int64_t dtype) {
+    Input x(N, D, 18, dtype), weight(D, D, 19, dtype), bias(1, D, 20, FULMEN_FLOAT32), y = x, z = x;
+    fulmen_linear_call product = {};
+    product.header = header_of(product);
+    product.rows = N;
+    product.inputs = product.outputs = D;
+    product.x = x.tensor(), product.weight = weight.tensor(), product.output = y.tensor();
+    product.bias = {bias.values.data(), FULMEN_FLOAT32, 0, 1, 0};
+    fulmen_elementwise_call function = {};
+    function.header = header_of(function);
+    function.batch = 1;
+    function.tokens = N;
+    function.channels = D;
+    function.function = FULMEN_SOFTPLUS;
+    function.a = y.tensor(), function.output = z.tensor();
+    function.a.stride_head = function.output.stride_head = 1;
+    if (kernels.linear(product) || kernels.elementwise(function)) return false;
+    for (int64_t t = 0; t < N; ++t)
+        for (int64_t o = 0; o < D; ++o) {
+            double sum = bias.values[(size_t)o];
+            for (int64_t i = 0; i < D; ++i) sum += (double)x.at(t * D + i) * weight.at(o * D + i);
+            if (!close(y.at(t * D + o), sum, dtype) || !close(z.at(t * D + o), log1p(exp(sum)), dtype)) return false;
+        }
+    return true;
+}
+
 }  // namespace
 
 bool self_check(const Kernels &kernels) {
     for (const int64_t dtype : {FULMEN_FLOAT32, FULMEN_BFLOAT16})
         if (!recurrences_are_right(kernels, dtype) || !gate_is_right(kernels, dtype) ||
-            !tpa_decode_is_right(kernels, dtype) || !norm_is_right(kernels, dtype))
+            !tpa_decode_is_right(kernels, dtype) || !norm_is_right(kernels, dtype) ||
+            !decode_step_is_right(kernels, dtype))
             return false;
     return convolution_is_right(kernels, false) && convolution_is_right(kernels, true);
 }

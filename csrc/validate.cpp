@@ -247,4 +247,20 @@ int64_t invalid(const fulmen_rms_norm_call &c) {
     return empty || (c.x.data && c.weight.data && c.output.data) ? FULMEN_OK : FULMEN_MISSING_TENSOR;
 }
 
+int64_t invalid(const fulmen_linear_call &c) {
+    if (c.rows < 0 || c.inputs < 1 || c.outputs < 1) return FULMEN_BAD_SIZE;
+    if (!is_dtype(c.x.dtype) || !fits(c.weight, c.x.dtype) || !fits(c.bias, c.x.dtype) || c.output.dtype != c.x.dtype)
+        return FULMEN_BAD_DTYPE;
+    return c.rows == 0 || (c.x.data && c.weight.data && c.output.data) ? FULMEN_OK : FULMEN_MISSING_TENSOR;
+}
+
+int64_t invalid(const fulmen_elementwise_call &c) {
+    if (c.batch < 0 || c.tokens < 0 || c.channels < 0) return FULMEN_BAD_SIZE;
+    if (!is_dtype(c.a.dtype) || (c.b.data && !is_dtype(c.b.dtype)) || !is_dtype(c.output.dtype))
+        return FULMEN_BAD_DTYPE;
+    if (c.function < FULMEN_IDENTITY || c.function > FULMEN_SMALLER) return FULMEN_BAD_OPTION;
+    const bool empty = c.batch == 0 || c.tokens == 0 || c.channels == 0;
+    return empty || (c.a.data && c.output.data) ? FULMEN_OK : FULMEN_MISSING_TENSOR;
+}
+
 }  // namespace fulmen

@@ -1,5 +1,6 @@
 // What the C interface refuses: with the status that says why, and before a kernel sees it. The kernels here only note
 // that they were called.
+#include <stddef.h>
 #include <string.h>
 
 #include <initializer_list>
@@ -501,6 +502,94 @@ void check_rms_norm() {
     TAKES(x, (call.tokens = 0, call.x.data = call.output.data = nullptr));
 }
 
+void check_linear() {
+    auto x = VALID(linear);
+    fulmen_linear_call &c = x.call;
+    c.header = valid_header<fulmen_linear_call>();
+    c.rows = 2;
+    c.inputs = c.outputs = 3;
+    c.x = c.weight = c.output = kHalves;
+    c.bias = kFloats;
+    check_header(x);
+    REFUSES(x, FULMEN_BAD_SIZE, call.rows = -1);
+    REFUSES(x, FULMEN_BAD_SIZE, call.inputs = 0);
+    REFUSES(x, FULMEN_BAD_SIZE, call.outputs = 0);
+    REFUSES(x, FULMEN_BAD_DTYPE, call.x = call.weight = call.output = kUnknown);
+    REFUSES(x, FULMEN_BAD_DTYPE, call.weight = kWrong);
+    REFUSES(x, FULMEN_BAD_DTYPE, call.bias = kWrong);
+    REFUSES(x, FULMEN_BAD_DTYPE, call.output = kFloats);
+    REFUSES(x, FULMEN_MISSING_TENSOR, call.x.data = nullptr);
+    REFUSES(x, FULMEN_MISSING_TENSOR, call.weight.data = nullptr);
+    REFUSES(x, FULMEN_MISSING_TENSOR, call.output.data = nullptr);
+    TAKES(x, call.bias.data = nullptr);
+    TAKES(x, call.weight = kFloats);
+    TAKES(x, (call.rows = 0, call.x.data = call.output.data = nullptr));
+}
+
+void check_elementwise() {
+    auto x = VALID(elementwise);
+    fulmen_elementwise_call &c = x.call;
+    c.header = valid_header<fulmen_elementwise_call>();
+    c.batch = c.tokens = c.channels = 1;
+    c.function = FULMEN_DIVIDE;
+    c.a = c.output = kHalves;
+    c.b = kFloats;
+    check_header(x);
+    for (auto size :
+         {&fulmen_elementwise_call::batch, &fulmen_elementwise_call::tokens, &fulmen_elementwise_call::channels}) {
+        REFUSES(x, FULMEN_BAD_SIZE, call.*size = -1);
+        TAKES(x, (call.*size = 0, call.a.data = call.output.data = nullptr));
+    }
+    for (auto tensor : {&fulmen_elementwise_call::a, &fulmen_elementwise_call::b, &fulmen_elementwise_call::output})
+        REFUSES(x, FULMEN_BAD_DTYPE, call.*tensor = kUnknown);
+    REFUSES(x, FULMEN_BAD_OPTION, call.function = FULMEN_IDENTITY - 1);
+    REFUSES(x, FULMEN_BAD_OPTION, call.function = FULMEN_SMALLER + 1);
+    REFUSES(x, FULMEN_MISSING_TENSOR, call.a.data = nullptr);
+    REFUSES(x, FULMEN_MISSING_TENSOR, call.output.data = nullptr);
+    TAKES(x, call.b = kAbsent);
+}
+
+// A program of two calls, the second of which was described without an address.
+void check_programs() {
+    struct {
+        int64_t first_number;
+        fulmen_linear_call first;
+        int64_t second_number;
+        fulmen_elementwise_call second;
+    } words = {};
+    words.first_number = fulmen_call_number("linear");
+    words.second_number = fulmen_call_number("elementwise");
+    words.first.header.bytes = sizeof words.first;
+    words.first.rows = 0;
+    words.first.inputs = words.first.outputs = 1;
+    words.second.header.bytes = sizeof words.second;
+    words.second.batch = words.second.tokens = words.second.channels = 1;
+    words.second.output = kFloats;
+    const fulmen_patch patch = {1, offsetof(fulmen_elementwise_call, a.data) / 8, 0, 0};
+    const fulmen_program program = {sizeof program, 2, (const int64_t *)&words, 1, &patch};
+    const fulmen_header header = valid_header<fulmen_header>();
+    void *const tensors[] = {memory}, *const none[] = {nullptr};
+    const auto run = [&](const fulmen_program &changed, void *const *at) {
+        fulmen::called = "";
+        return fulmen_run_program(&changed, &header, at);
+    };
+    CHECK(fulmen_call_number("nothing") == -1, "a call that there is not");
+    CHECK(run(program, tensors) == FULMEN_OK && strcmp(fulmen::called, "elementwise") == 0, "%s", fulmen::called);
+    CHECK(run(program, none) == FULMEN_MISSING_TENSOR && strcmp(fulmen::called, "linear") == 0, "%s", fulmen::called);
+    fulmen_program changed = program;
+    changed.bytes -= 8;
+    CHECK(run(changed, tensors) == FULMEN_BAD_STRUCT, "the size of the program");
+    fulmen_patch outside = patch;
+    outside.word = sizeof(fulmen_elementwise_call) / 8;
+    changed = program;
+    changed.patch = &outside;
+    CHECK(run(changed, tensors) == FULMEN_BAD_STRUCT, "a word after the last");
+    words.second_number = words.first_number;
+    CHECK(run(program, tensors) == FULMEN_BAD_STRUCT, "a number of another call");
+    words.second_number = -1;
+    CHECK(run(program, tensors) == FULMEN_BAD_STRUCT, "a number of none");
+}
+
 // The builds: this program has one.
 void check_builds() {
     CHECK(fulmen_isa_count() == 1 && strcmp(fulmen_isa_name(0), "baseline") == 0, "%s", fulmen_isa_name(0));
@@ -521,6 +610,7 @@ void check_builds() {
 
 int main() {
     FULMEN_CALLS(CHECK_CALL)
+    check_programs();
     check_builds();
     return outcome();
 }

@@ -45,7 +45,12 @@ def test_the_parts_of_a_decode_step(name):
     norms = sum(isinstance(module, RMSNorm) for module in modules)
     steps = made["step"]["operators"]
     assert steps >= 2
-    assert made["step"] == made["with norms"] == {"linears": linears, "operators": steps, "norms": norms}
+    assert (
+        made["step"]
+        == made["modules"]
+        == made["with norms"]
+        == {"linears": linears, "operators": steps, "norms": norms}
+    )
     assert made["parts"] == {"linears": linears, "operators": steps, "norms": 0}
     assert made["linears"] == {"linears": linears, "operators": 0, "norms": 0}
 
@@ -57,7 +62,7 @@ def test_the_figure_says_what_the_rest_is(monkeypatch):
         assert "aten::" in figure.note
     for figure in layers.decoding():
         assert "norms" in figure.note
-        assert "the rest" in figure.note
+        assert "whose modules are called" in figure.note
 
 
 def test_figures_that_there_are_not(capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -105,8 +106,9 @@ def training() -> list[Figure]:
 
 @torch.no_grad()
 def decode_step(name: str) -> dict[str, Call]:
-    """A decode step of one sequence, and what it calls, on what it had in one and in the same order: its linear layers
-    alone, with the operators, and with the norms too."""
+    """A decode step of one sequence, and by itself what its modules call, on what it had in one and in the same order:
+    the linear layers alone, with the operators, and with the norms too. "modules" is the step where something watches
+    the layers, so that they call their modules (:mod:`fulmen.nn.step`)."""
     made, token = model(name).eval(), torch.randn(1, 1, HIDDEN)
     caches, calls = [LayerCache() for _ in range(LAYERS)], list[tuple[str, Call]]()
 
@@ -137,8 +139,13 @@ def decode_step(name: str) -> dict[str, Call]:
         chosen = [call for kind, call in calls if kind in kinds]
         return lambda: [call() for call in chosen]
 
+    watched = deepcopy(made, {id(weight): weight for weight in made.parameters()})  # the same ones, in the same caches
+    for mixer in watched.mixers:
+        mixer.register_forward_pre_hook(lambda *_: None)
+
     timed: dict[str, Call] = {
         "step": lambda: made(token, caches),
+        "modules": lambda: watched(token, caches),
         "linears": only("linear"),
         "parts": only("linear", "operator"),
         "with norms": only("linear", "operator", "norm"),
@@ -152,12 +159,13 @@ def decoding() -> list[Figure]:
         t = {what: time.median for what, time in interleaved(decode_step(name), seconds=2.0, repeats=100).items()}
         what = f"decode step of {LAYERS} {name} layers, C{HIDDEN} B1, over its linear layers and operators"
         costs = {
-            "linear layers": t["linears"],
+            "a layer": t["step"],
+            "linear layers by themselves": t["linears"],
             "operators": t["parts"] - t["linears"],
             "norms": t["with norms"] - t["parts"],
-            "the rest": t["step"] - t["with norms"],
+            "a layer whose modules are called": t["modules"],
         }
-        note = "of a layer: " + ", ".join(f"{part} {1e6 * cost / LAYERS:.0f} us" for part, cost in costs.items())
+        note = ", ".join(f"{part} {1e6 * cost / LAYERS:.0f} us" for part, cost in costs.items())
         figures.append(Figure(what, t["step"] / t["parts"], 1.3, 1.15, "x", True, note))
     return figures
 

@@ -49,7 +49,7 @@ class GatedDeltaNet(Mixer):
         self.hidden_size, self.num_heads, self.num_key_heads = hidden_size, num_heads, num_key_heads
         self.key_size, self.value_size = key_size, value_size
         keys, values = num_key_heads * key_size, num_heads * value_size
-        self._convolved = [keys, keys, values]
+        self._convolved = keys, keys, values
         self.in_proj_qkv = nn.Linear(hidden_size, 2 * keys + values, bias=False)
         self.in_proj_z = nn.Linear(hidden_size, values, bias=False)
         self.in_proj_b = nn.Linear(hidden_size, num_heads, bias=False)

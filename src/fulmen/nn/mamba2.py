@@ -62,9 +62,9 @@ class Mamba2(Mixer):
         self.hidden_size, self.num_heads, self.head_dim = hidden_size, num_heads, head_dim
         self.state_size, self.num_groups, self.time_step_limit = state_size, num_groups, tuple(time_step_limit)
         inner = num_heads * head_dim
-        self._convolved = [inner, num_groups * state_size, num_groups * state_size]
+        self._convolved = inner, num_groups * state_size, num_groups * state_size
         channels = sum(self._convolved)
-        self._projected = [inner, channels, num_heads]
+        self._projected = inner, channels, num_heads
         self.in_proj = nn.Linear(hidden_size, sum(self._projected), bias=bias)
         self.conv1d = ShortConv(channels, conv_size, conv_bias)
         self.dt_bias = nn.Parameter(torch.empty(num_heads))

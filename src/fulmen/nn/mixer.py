@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from fulmen.nn.cache import LayerCache
 from fulmen.nn.call import Call
+from fulmen.nn.step import step
 
 if TYPE_CHECKING:
     from fulmen.distributed.api import Group
@@ -48,6 +51,21 @@ class Mixer(nn.Module):
         Raises:
             TypeError, ValueError: before any work, naming the argument, what it was and what it must be.
         """
+        if cache is None or torch.compiler.is_compiling():
+            return self._computed(x, cache, cu_seqlens, attention_mask, group)
+        compute = partial(self._computed, x, cache, cu_seqlens, attention_mask, group)
+        if cu_seqlens is not None or attention_mask is not None or group is not None:
+            return compute()
+        return step(self, x, cache, compute)
+
+    def _computed(
+        self,
+        x: Tensor,
+        cache: LayerCache | None,
+        cu_seqlens: Tensor | None,
+        attention_mask: Tensor | None,
+        group: Group | None,
+    ) -> Tensor:
         arguments = x, self.hidden_size, cache, cu_seqlens, attention_mask, group
         if group is None:
             call = Call(*arguments)

@@ -60,6 +60,8 @@ class Core:
         self.builds = [build for i, build in enumerate(self._names) if supported(i)]
         self.openmp = bool(self._function("has_openmp")())
         self._calls: dict[Struct, ctypes._FuncPointer] = {}
+        self.call_number = self._function("call_number", ctypes.c_char_p)
+        self._run_program = self._function("run_program", ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p)
 
     def _function(self, name: str, *arguments: type, result: type = ctypes.c_int64) -> ctypes._FuncPointer:
         function = getattr(self.library, f"fulmen_{name}")
@@ -122,6 +124,19 @@ class Core:
             status = self._status(call, packed)
         finally:
             in_flight.end()
+        self._after(status)
+
+    def run_program(self, program: bytes, addresses: bytes) -> None:
+        """Make the calls of a :class:`fulmen.runtime.program.Program`. Of one that is refused, some may have been
+        made."""
+        in_flight.begin()
+        try:
+            status = self._run_program(program, HEADER.pack_words(header(HEADER)), addresses)
+        finally:
+            in_flight.end()
+        self._after(status)
+
+    def _after(self, status: int) -> None:
         if _memory.allocated:
             _memory.allocated.clear()
         if status == _GROWS:

@@ -281,13 +281,39 @@ RMS_NORM = Struct(
     output=TENSOR,
     rates=POINTER,
 )
+LINEAR = Struct(
+    "linear_call",
+    header=HEADER,
+    rows=INTEGER,
+    inputs=INTEGER,
+    outputs=INTEGER,
+    x=TENSOR,
+    weight=TENSOR,
+    bias=TENSOR,
+    output=TENSOR,
+)
+ELEMENTWISE = Struct(
+    "elementwise_call",
+    header=HEADER,
+    batch=INTEGER,
+    tokens=INTEGER,
+    channels=INTEGER,
+    function=INTEGER,
+    scalar=DOUBLE,
+    a=TENSOR,
+    b=TENSOR,
+    output=TENSOR,
+)
+PATCH = Struct("patch", call=INTEGER, word=INTEGER, tensor=INTEGER, offset=INTEGER)
+PROGRAM = Struct("program", bytes=INTEGER, calls=INTEGER, words=POINTER, patches=INTEGER, patch=POINTER)
 
 # The header's constants that Python uses, without their prefix FULMEN_.
 _DTYPES = ("FLOAT32", "BFLOAT16", "FLOAT16")
 _DECAYS = ("DECAY_NONE", "DECAY_HEAD", "DECAY_TOKEN", "DECAY_CHANNEL")
 _SCHEDULES = ("AUTO", "RECURRENT", "LOOP", "PARALLEL", "RECOMPUTE")
 _SPLITS = ("SPLIT_AUTO", "SPLIT_BATCH", "SPLIT_HEAD", "SPLIT_SEQUENCE")
-_ACTIVATIONS = ("IDENTITY", "SILU", "SIGMOID")
-_ENUMS = (_DTYPES, _DECAYS, _SCHEDULES, _SPLITS, _ACTIVATIONS)
+_OF_ONE = ("IDENTITY", "SILU", "SIGMOID", "EXP", "SOFTPLUS", "LOG_SIGMOID")
+_FUNCTIONS = (*_OF_ONE, "ADD", "MULTIPLY", "DIVIDE", "LARGER", "SMALLER")
+_ENUMS = (_DTYPES, _DECAYS, _SCHEDULES, _SPLITS, _FUNCTIONS)
 CODES = {name: code for names in _ENUMS for code, name in enumerate(names)}
-CODES |= {"VERSION": 6, "OK": 0, "GROWS": -1, "BAD_SEQUENCES": 6, "NO_WORKSPACE": 10}
+CODES |= {"VERSION": 7, "OK": 0, "GROWS": -1, "BAD_SEQUENCES": 6, "NO_WORKSPACE": 10}

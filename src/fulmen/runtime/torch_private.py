@@ -76,6 +76,65 @@ def _other_keys() -> int | None:
 _OTHER_KEYS: Any = _other_keys()
 
 
+# ---- modules whose calls do nothing but what their class says --------------------------------------------------------
+
+_HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
+# Those of all modules; where this torch does not tell, something that counts as one.
+_hooks_of_all = [getattr(torch.nn.modules.module, f"_global{hooks}", True) for hooks in _HOOKS]
+
+
+def any_hook_of_all_modules() -> bool:
+    a, b, c, d = _hooks_of_all
+    return bool(a or b or c or d)
+
+
+def is_as_its_class(own: dict[str, Any]) -> bool:
+    """Whether a call of the module whose ``__dict__`` this is is one of its class's forward: it has no hooks, and
+    neither a forward of its own, as accelerate gives it, nor a compiled one."""
+    return not (
+        own["_forward_hooks"]
+        or own["_forward_pre_hooks"]
+        or own["_backward_hooks"]
+        or own["_backward_pre_hooks"]
+        or "forward" in own
+        or "_compiled_call_impl" in own
+    )
+
+
+# ---- traces ----------------------------------------------------------------------------------------------------------
+
+
+def dispatch_mode() -> type:
+    """The base class of what sees every torch operation in a block. There is no public name for it."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    return TorchDispatchMode
+
+
+def eager_dispatch_mode() -> type:
+    """The same for blocks that nobody compiles: torch's own wants torch._dynamo, which takes seconds to import."""
+
+    class Eager(dispatch_mode()):  # type: ignore[misc]  # mypy cannot see a base class that is found at run time
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            return False
+
+    return Eager
+
+
+def leaves_of(tree: Any) -> list[Any]:
+    """What nested tuples, lists and dicts hold."""
+    from torch.utils._pytree import tree_leaves
+
+    return tree_leaves(tree)
+
+
+def decomposed(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What an op does that is made of other ops, by these; NotImplemented of another. torch takes ops apart before a
+    dispatch mode sees them, but not in inference mode."""
+    return op.decompose(*args, **kwargs)
+
+
 # ---- gradients of custom ops -----------------------------------------------------------------------------------------
 
 
@@ -204,20 +263,6 @@ def fake_tensors() -> Any:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     return FakeTensorMode()
-
-
-def dispatch_mode() -> type:
-    """The base class of what sees every torch operation in a block. There is no public name for it."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    return TorchDispatchMode
-
-
-def leaves_of(tree: Any) -> list[Any]:
-    """What nested tuples, lists and dicts hold."""
-    from torch.utils._pytree import tree_leaves
-
-    return tree_leaves(tree)
 
 
 def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
