@@ -371,9 +371,9 @@ typedef struct {
     int64_t inputs;       /* at least 1 */
     int64_t outputs;      /* at least 1 */
     fulmen_tensor x;      /* [1, rows, 1, inputs] */
-    fulmen_tensor weight; /* [1, outputs, 1, inputs], x's dtype or float32 */
-    fulmen_tensor bias;   /* optional, [1, outputs, 1, 1], x's dtype or float32 */
-    fulmen_tensor output; /* [1, rows, 1, outputs], x's dtype */
+    fulmen_tensor weight; /* [1, outputs, 1, inputs]; all four are of one dtype */
+    fulmen_tensor bias;   /* optional, [1, outputs, 1, 1] */
+    fulmen_tensor output; /* [1, rows, 1, outputs] */
 } fulmen_linear_call;
 
 /* y = f(a, b), number by number, of three axes with any strides (0 repeats), where stride_head leads along the last; b

@@ -15,13 +15,12 @@ constexpr int kTerms = 2;              // vectors of each of their sums, so that
 constexpr int64_t kPerThread = 16384;  // weights that are worth waking a thread for
 
 // kTogether outputs of a row, or fewer: those after the last are computed of the last once more.
-template <class T, class W>
-FULMEN_INLINE void outputs_of(T type, W weight_type, const Call &c, int64_t row, int64_t first, float *to) {
-    typedef typename W::Stored Weight;
-    const auto *const x = (const typename T::Stored *)rows_of(c.x, 0, 0).row(row);
-    const Weight *weight[kTogether];
+template <class T> FULMEN_INLINE void outputs_of(T type, const Call &c, int64_t row, int64_t first, float *to) {
+    typedef typename T::Stored Stored;
+    const Stored *const x = (const Stored *)rows_of(c.x, 0, 0).row(row);
+    const Stored *weight[kTogether];
     for (int o = 0; o < kTogether; ++o)
-        weight[o] = (const Weight *)rows_of(c.weight, 0, 0).row(smaller(first + o, c.outputs - 1));
+        weight[o] = (const Stored *)rows_of(c.weight, 0, 0).row(smaller(first + o, c.outputs - 1));
     Vec sums[kTogether][kTerms] = {};
     int64_t i = 0;
     for (; i + kTerms * kLanes <= c.inputs; i += kTerms * kLanes)
@@ -30,23 +29,23 @@ FULMEN_INLINE void outputs_of(T type, W weight_type, const Call &c, int64_t row,
             const Vec value = load_as(type, x + i + t * kLanes);
 #pragma GCC unroll 8
             for (int o = 0; o < kTogether; ++o)
-                sums[o][t] = multiply_add(load_as(weight_type, weight[o] + i + t * kLanes), value, sums[o][t]);
+                sums[o][t] = multiply_add(load_as(type, weight[o] + i + t * kLanes), value, sums[o][t]);
         }
     for (; i < c.inputs; i += kLanes) {
         const Vec value = load_some(type, x + i, c.inputs - i);
         for (int o = 0; o < kTogether; ++o)
-            sums[o][0] = multiply_add(load_some(weight_type, weight[o] + i, c.inputs - i), value, sums[o][0]);
+            sums[o][0] = multiply_add(load_some(type, weight[o] + i, c.inputs - i), value, sums[o][0]);
     }
     for (int o = 0; o < kTogether; ++o) to[o] = sum_lanes(sums[o][0] + sums[o][1]);
 }
 
-template <class T, class W> void product(T type, W weight_type, const Call &c, int64_t first) {
+template <class T> void product(T type, const Call &c, int64_t first) {
     static_assert(kTerms == 2 && kTogether <= kPanel, "what is added above, and what is gathered and scattered");
     const int64_t count = smaller<int64_t>(kTogether, c.outputs - first);
     alignas(64) float bias[kPanel] = {}, sums[kPanel] = {};
     if (c.bias.data) gather(rows_of(c.bias, 0, 0), first, count, bias);
     for (int64_t row = 0; row < c.rows; ++row) {
-        outputs_of(type, weight_type, c, row, first, sums);
+        outputs_of(type, c, row, first, sums);
         for (int o = 0; o < kTogether; ++o) sums[o] += bias[o];
         const Rows output = rows_of(c.output, 0, 0).from(row, first);
         scatter(sums, {output.data, output.dtype, 1}, 0, count);
@@ -59,14 +58,7 @@ int64_t linear(const Call &c) {
     const int64_t blocks = (c.outputs + kTogether - 1) / kTogether;
     const int64_t threads = smaller(c.header.threads, 1 + c.outputs * c.inputs / kPerThread);
     with_type(c.x.dtype, [&](auto type) {
-        const auto run = [&](auto weight_type) {
-            parallel_for_in_place(threads, blocks,
-                                  [&](int64_t block) { product(type, weight_type, c, block * kTogether); });
-        };
-        if (c.weight.dtype == FULMEN_FLOAT32)
-            run(Float32());
-        else
-            run(type);
+        parallel_for_in_place(threads, blocks, [&](int64_t block) { product(type, c, block * kTogether); });
     });
     return FULMEN_OK;
 }

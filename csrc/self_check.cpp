@@ -192,13 +192,12 @@ bool norm_is_right(const Kernels &kernels, int64_t dtype) {
 
 // A product, and a function of what comes out of it.
 bool decode_step_is_right(const Kernels &kernels, int64_t dtype) {
-    Input x(N, D, 18, dtype), weight(D, D, 19, dtype), bias(1, D, 20, FULMEN_FLOAT32), y = x, z = x;
+    Input x(N, D, 18, dtype), weight(D, D, 19, dtype), bias(D, 1, 20, dtype), y = x, z = x;
     fulmen_linear_call product = {};
     product.header = header_of(product);
     product.rows = N;
     product.inputs = product.outputs = D;
-    product.x = x.tensor(), product.weight = weight.tensor(), product.output = y.tensor();
-    product.bias = {bias.values.data(), FULMEN_FLOAT32, 0, 1, 0};
+    product.x = x.tensor(), product.weight = weight.tensor(), product.bias = bias.tensor(), product.output = y.tensor();
     fulmen_elementwise_call function = {};
     function.header = header_of(function);
     function.batch = 1;

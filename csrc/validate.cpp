@@ -249,7 +249,8 @@ int64_t invalid(const fulmen_rms_norm_call &c) {
 
 int64_t invalid(const fulmen_linear_call &c) {
     if (c.rows < 0 || c.inputs < 1 || c.outputs < 1) return FULMEN_BAD_SIZE;
-    if (!is_dtype(c.x.dtype) || !fits(c.weight, c.x.dtype) || !fits(c.bias, c.x.dtype) || c.output.dtype != c.x.dtype)
+    if (!is_dtype(c.x.dtype) || c.weight.dtype != c.x.dtype || (c.bias.data && c.bias.dtype != c.x.dtype) ||
+        c.output.dtype != c.x.dtype)
         return FULMEN_BAD_DTYPE;
     return c.rows == 0 || (c.x.data && c.weight.data && c.output.data) ? FULMEN_OK : FULMEN_MISSING_TENSOR;
 }

@@ -508,21 +508,19 @@ void check_linear() {
     c.header = valid_header<fulmen_linear_call>();
     c.rows = 2;
     c.inputs = c.outputs = 3;
-    c.x = c.weight = c.output = kHalves;
-    c.bias = kFloats;
+    c.x = c.weight = c.bias = c.output = kHalves;
     check_header(x);
     REFUSES(x, FULMEN_BAD_SIZE, call.rows = -1);
     REFUSES(x, FULMEN_BAD_SIZE, call.inputs = 0);
     REFUSES(x, FULMEN_BAD_SIZE, call.outputs = 0);
-    REFUSES(x, FULMEN_BAD_DTYPE, call.x = call.weight = call.output = kUnknown);
-    REFUSES(x, FULMEN_BAD_DTYPE, call.weight = kWrong);
-    REFUSES(x, FULMEN_BAD_DTYPE, call.bias = kWrong);
+    REFUSES(x, FULMEN_BAD_DTYPE, call.x = call.weight = call.bias = call.output = kUnknown);
+    REFUSES(x, FULMEN_BAD_DTYPE, call.weight = kFloats);
+    REFUSES(x, FULMEN_BAD_DTYPE, call.bias = kFloats);
     REFUSES(x, FULMEN_BAD_DTYPE, call.output = kFloats);
     REFUSES(x, FULMEN_MISSING_TENSOR, call.x.data = nullptr);
     REFUSES(x, FULMEN_MISSING_TENSOR, call.weight.data = nullptr);
     REFUSES(x, FULMEN_MISSING_TENSOR, call.output.data = nullptr);
     TAKES(x, call.bias.data = nullptr);
-    TAKES(x, call.weight = kFloats);
     TAKES(x, (call.rows = 0, call.x.data = call.output.data = nullptr));
 }
 

@@ -375,6 +375,14 @@ def test_what_is_not_a_program(function):
     torch.testing.assert_close(result, expected)
 
 
+@pytest.mark.parametrize("weight", [torch.randn(3, 7), torch.randn(3, 8).bfloat16(), torch.randn(8)])
+@torch.no_grad()
+def test_products_that_torch_refuses_are_refused(weight):
+    x = torch.randn(1, 8).requires_grad_()
+    with pytest.raises(RuntimeError):
+        traced(lambda: functional.linear(x, weight, torch.ones(2)), [x, weight])
+
+
 @torch.no_grad()
 def test_arguments_that_share_memory_make_no_program():
     x = torch.randn(2, 8)

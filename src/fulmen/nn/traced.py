@@ -82,13 +82,15 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | 
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
-    rows, dtypes = x.shape[0], (x.dtype, torch.float32)
-    if x.ndim != 2 or rows > MOST_ROWS or x.dtype not in c.DTYPES or not weight.numel():
+    if x.ndim != 2 or weight.ndim != 2 or x.shape[1] != weight.shape[1] or not 0 < len(x) <= MOST_ROWS:
         return None
-    if x.stride(1) != 1 or weight.stride(1) != 1 or weight.dtype not in dtypes:
+    if x.dtype not in c.DTYPES or weight.dtype != x.dtype or not weight.numel():
         return None
-    if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype not in dtypes):
+    if x.stride(1) != 1 or weight.stride(1) != 1:
         return None
+    if bias is not None and (bias.dtype != x.dtype or bias.shape != weight.shape[:1]):
+        return None
+    rows = len(x)
     output = x.new_empty(rows, weight.shape[0])
     packed = LINEAR.pack(
         header=c.header(LINEAR),
