@@ -23,7 +23,7 @@ from fulmen.nn.cache import LayerCache
 from fulmen.nn.traced import MOST_ROWS, traced
 from fulmen.runtime import core
 from fulmen.runtime.program import Program
-from fulmen.runtime.torch_private import any_hook_of_all_modules, is_as_its_class, is_plain, thread_is_plain
+from fulmen.runtime.torch_private import any_hook_of_all_modules, are_plain, is_as_its_class, thread_is_plain
 
 if TYPE_CHECKING:
     from fulmen.nn.mixer import Mixer
@@ -63,7 +63,7 @@ def _signature(mixer: Mixer, x: Tensor, cache: LayerCache) -> tuple[tuple[object
         return (), []
     states = cache.states
     signature: list[object] = [torch.are_deterministic_algorithms_enabled(), *states]
-    tensors: list[Tensor] = [x, *states.values()]
+    given: list[Tensor | None] = [x, *states.values()]
     modules: list[Any] = [mixer]
     for module in modules:  # which grows
         kind, own = type(module), module.__dict__
@@ -71,18 +71,18 @@ def _signature(mixer: Mixer, x: Tensor, cache: LayerCache) -> tuple[tuple[object
         if options is None or not is_as_its_class(own):
             return (), []
         signature.append(kind)
-        signature += [own.get(option) for option in options]
+        if options:
+            signature += [own.get(option) for option in options]
         for kept in (own["_parameters"], own["_buffers"]):
-            for name, y in kept.items():
-                signature.append(name)
-                if y is not None:
-                    tensors.append(y)
-                    signature.append(len(tensors))
+            if kept:
+                signature += kept
+                given += kept.values()
         modules += own["_modules"].values()
-    for y in tensors:
-        if not is_plain(y):
-            return (), []
-        signature += y.shape, y.stride(), y.dtype
+    tensors = [y for y in given if y is not None]
+    if not are_plain(tensors):
+        return (), []
+    for y in given:
+        signature += (None,) if y is None else (y.shape, y.stride(), y.dtype)
     return tuple(signature), tensors
 
 

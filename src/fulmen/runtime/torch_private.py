@@ -62,6 +62,12 @@ def is_plain(x: Tensor) -> bool:
     return not torch._C._dispatch_keys(x).raw_repr() & _OTHER_KEYS
 
 
+def are_plain(tensors: list[Tensor]) -> bool:
+    """The same of several, where no gradients are recorded."""
+    keys_of = torch._C._dispatch_keys
+    return all(type(x) in _PLAIN_TYPES and not keys_of(x).raw_repr() & _OTHER_KEYS for x in tensors)
+
+
 def _other_keys() -> int | None:
     """All keys but those of ordinary tensors and those that every thread has; None where this torch does not tell."""
     try:
