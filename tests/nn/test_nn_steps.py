@@ -208,6 +208,29 @@ def test_what_changes_a_layer_changes_its_steps(change, where):
 
 
 @torch.no_grad()
+def test_modules_in_another_order():
+    made, x = layer("GatedLinearAttention"), tokens(1, 1)
+    cache = prefilled(made)
+    made(x, cache=cache)
+    modules = dict(made._modules)
+    made._modules.clear()
+    made._modules |= {"k_proj": modules["k_proj"], "q_proj": modules["q_proj"], **modules}
+    expected = by_modules(made, x, copy.deepcopy(cache))
+    assert relative(made(x, cache=cache), expected) < 1e-5
+
+
+@torch.no_grad()
+def test_a_module_that_is_none():
+    made, x = layer("GatedLinearAttention with convolutions"), tokens(1, 1)
+    cache = prefilled(made)
+    made(x, cache=cache)
+    made.q_conv1d = None  # and so there is no convolution
+    expected = by_modules(made, x, copy.deepcopy(cache))
+    for _ in range(2):
+        assert relative(made(x, cache=copy.deepcopy(cache)), expected) < 1e-5
+
+
+@torch.no_grad()
 def test_a_hook_of_all_modules_is_called():
     made, seen = layer("GatedLinearAttention"), []
     cache = prefilled(made)

@@ -66,6 +66,9 @@ def _signature(mixer: Mixer, x: Tensor, cache: LayerCache) -> tuple[tuple[object
     given: list[Tensor | None] = [x, *states.values()]
     modules: list[Any] = [mixer]
     for module in modules:  # which grows
+        if module is None:
+            signature.append(None)
+            continue
         kind, own = type(module), module.__dict__
         options = _options[kind] if kind in _options else _learnt(module)
         if options is None or not is_as_its_class(own):
@@ -73,11 +76,10 @@ def _signature(mixer: Mixer, x: Tensor, cache: LayerCache) -> tuple[tuple[object
         signature.append(kind)
         if options:
             signature += [own.get(option) for option in options]
-        for kept in (own["_parameters"], own["_buffers"]):
-            if kept:
-                signature += kept
-                given += kept.values()
-        modules += own["_modules"].values()
+        for kept, by_name in ((given, own["_parameters"]), (given, own["_buffers"]), (modules, own["_modules"])):
+            if by_name:
+                signature += by_name
+                kept += by_name.values()
     tensors = [y for y in given if y is not None]
     if not are_plain(tensors):
         return (), []
