@@ -42,14 +42,16 @@ public:
     // The chunk at token t from left to right. The state need not be `advanced` over a segment's last chunk.
     void walk_right(int64_t t, int64_t count, const KeptChunk &kept, bool advanced) {
         use(kept);
+        rows.load_keys(in, t, count);
+        rows.pair_keys();
         load_corrections(t, count);
         weigh_keys();
         for (int64_t p = 0; p < value.blocks(); ++p) {
             prefetch_keys_and_values(t + kAhead, p);
             memcpy(kept.state.panel(p), state.panel(p), 4 * (size_t)(key.blocks() * kBlock));
-            float written[kBlock];
+            Written<float> written;
             correct(p, key.blocks(), kept.errors.panel(p), written);
-            if (advanced) advance_panel(p, written);
+            if (advanced) advance_panel(p, rows.k, written.weighed);
         }
     }
 
@@ -72,7 +74,7 @@ public:
             prefetch_share(in.k, t - kAhead, key.size(), p);
             prefetch_share(out.output, t - kAhead, value.size(), p);
             multiply(grad_state.panel(p), key.blocks(), decayed(key, value, p), Product<Transposed>{q, g.panel(p), 1},
-                     Product<Transposed>{minus_later_k.in_floats(), d_values.panel(p), 1});
+                     Product<Transposed>{minus_later_k, d_values.panel(p), 1});
             clear_padding(grad_state, key.size(), value.size(), p);
         }
     }
@@ -83,11 +85,13 @@ public:
 
 private:
     DeltaBackwardWorker(Arena &arena, const fulmen_delta_rule_problem &delta, const fulmen_problem &p, bool wants_decay)
-        : DeltaWorker<float>(arena, delta, p.value_size),
+        : DeltaWorker<float>(arena, p, p.value_size, DeltaRows<float>(arena, delta)),
           key_gradient(arena, p.decay_form, p.key_size, wants_decay),
-          q(arena.panels(kChunk, p.key_size)),
+          q(rows.q.in_floats()),
+          k(rows.k.in_floats()),
           g(arena.panels(kChunk, p.value_size)),
           earlier_k(arena.panels(kChunk, p.key_size)),
+          minus_later_k(arena.panels(kChunk, p.key_size)),
           d_written(arena.panels(kChunk, p.value_size)),
           d_values(arena.panels(kChunk, p.value_size)),
           d_queries(arena.panels(kChunk, p.key_size)),
@@ -106,14 +110,15 @@ private:
     }
 
     void load_chunk(int64_t t, int64_t count) {
-        load_keys(t, count);
-        pack(in.q, t, count, key.size(), q);
-        if (normalizes) normalize_rows(q, key.size(), q_reciprocals);
+        begin(t, count);
+        rows.load_keys(in, t, count);
+        rows.load_queries(in, t, count);
         pack(out.output, t, count, value.size(), g);
         for (int64_t p = 0; p < value.blocks() && scale != 1.0f; ++p) scale_block(g.panel(p), scale);
-        if (!key.by_channel()) transpose(q, key.size(), transposed);
-        key.pair_products(q, k, transposed, scores);
-        copy_later_keys();
+        weigh_products(rows.q, rows.scores, scores);
+        for (int64_t p = 0; p < key.blocks(); ++p)
+            for (int x = 0; x < kBlock; x += kLanes) store(minus_later_k.panel(p) + x, -load(k.panel(p) + x));
+        key.weigh_later(minus_later_k);
         memcpy(earlier_k.data, k.data, 4 * (size_t)panels_size(kChunk, key.size()));
         key.weigh_earlier(earlier_k);
     }
@@ -150,7 +155,7 @@ private:
 
     // What comes from the states: of q and k through the one that enters, of k through the one that leaves.
     void differentiate_reads(const KeptChunk &kept) {
-        float *const scratch = transposed;
+        float *const scratch = rows.transposed;
         state_times(kept.state, g_transposed, scratch, d_queries);
         state_times(kept.state, values_transposed, scratch, d_keys);
         transpose(kept.errors, value.size(), values_transposed);
@@ -201,12 +206,12 @@ private:
 
     void store_gradients(int64_t t, int64_t count) {
         if (out.q.present()) {
-            if (normalizes) differentiate_normalization(q, q_reciprocals, d_queries);
+            if (rows.normalizes) differentiate_normalization(q, rows.q_reciprocals, d_queries);
             unpack(d_queries, t, count, key.size(), out.q);
         }
         if (out.k.present()) {
             for (int64_t p = 0; p < key.blocks(); ++p) add_block(d_keys.panel(p), k_out.panel(p));
-            if (normalizes) differentiate_normalization(k, k_reciprocals, d_keys);
+            if (rows.normalizes) differentiate_normalization(k, rows.k_reciprocals, d_keys);
             unpack(d_keys, t, count, key.size(), out.k);
         }
         if (out.v.present()) unpack(d_values, t, count, value.size(), out.v);
@@ -231,11 +236,11 @@ private:
                 store(block + r * kPanel + v, load(block + r * kPanel + v) * load(weights + v));
     }
 
-    Panels q, g;  // g is scale * do
-    Panels earlier_k, d_written, d_values, d_queries, d_keys, k_out;
+    Panels q, k, g;  // g is scale * do
+    Panels earlier_k, minus_later_k, d_written, d_values, d_queries, d_keys, k_out;
     float *g_transposed, *values_transposed;
     float *scores, *grads_q, *grads_k;  // [j][i]: M, Wq and Wk
-    float q_reciprocals[kChunk], d_beta[kChunk];
+    float d_beta[kChunk];
     float scale;
 };
 

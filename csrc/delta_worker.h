@@ -9,6 +9,10 @@
 // and with what is written, U = beta Y, in place of V, the rest is linear attention. X depends on the chunk's inputs
 // alone, and everything after it is local to a panel of the state.
 //
+// One decay for all channels of a token weighs what keys and queries make and what is written, so that heads that share
+// q and k share these rows, their lengths and their products. A decay per channel weighs the rows themselves, in
+// floats.
+//
 // In pairs, the state, U and rows that a decay has weighed are rounded once, where they become factors. Lengths of rows
 // are then weights like those of a decay, but that a decay per channel weighs rows in floats, once they have length 1.
 // X is float32, and so is its product.
@@ -52,39 +56,94 @@ static inline void row_reciprocals(Rows rows, int64_t count, int64_t size, float
     });
 }
 
-// pairs[j][i] times a weight of j and one of i; what was forgotten stays so, even of a row whose length is NaN.
-static inline void weigh_rows_and_columns(float *pairs, const float *rows, const float *columns) {
-    for (int j = 0; j < kChunk; ++j)
-        for (int v = 0; v < kPanel; v += kLanes) {
-            float *x = pairs + j * kPanel + v;
-            store(x, select(load(x) == Vec{}, Vec{}, load(x) * rows[j] * load(columns + v)));
-        }
-}
+// The keys and queries of a chunk, and what they are multiplied with each other.
+template <class Element> class DeltaRows {
+public:
+    DeltaRows(Arena &arena, const fulmen_delta_rule_problem &p) : DeltaRows(arena, p.attention, p.normalize_qk != 0) {}
 
-template <class Element> class DeltaWorker : public StateWorker<Element> {
-    typedef StateWorker<Element> Base;
+    void load(const Head &in, int64_t t, int64_t count) const {
+        load_keys(in, t, count);
+        pair_keys();
+        load_queries(in, t, count);
+    }
+    void load_keys(const Head &in, int64_t t, int64_t count) const { load(in.k.from(t, 0), count, k, k_reciprocals); }
+    void pair_keys() const { pair(k, k_reciprocals, overlaps); }
+    void load_queries(const Head &in, int64_t t, int64_t count) const {
+        load(in.q.from(t, 0), count, q, q_reciprocals);
+        pair(q, q_reciprocals, scores);
+    }
+
+    // What is left to apply of a row's length: nothing in floats, where rows have length 1.
+    FULMEN_MEMBER float weight(const float *reciprocals, int t) const {
+        return normalizes && !in_floats ? reciprocals[t] : 1;
+    }
+
+    const bool decay_by_channel, normalizes, in_floats;
+    const Operand<Element> k, q;
+    float *const k_reciprocals, *const q_reciprocals;
+    float *const overlaps, *const scores;  // [j][i]: k_i . k_j and q_i . k_j, unless a decay per channel weighs them
+    float *const transposed;               // one panel
+
+private:
+    DeltaRows(Arena &arena, const fulmen_problem &p, bool normalizes)
+        : decay_by_channel(by_channel(p.decay_form)),
+          normalizes(normalizes),
+          in_floats(kNumbers<Element> == 1 || decay_by_channel),
+          k(arena, kChunk, p.key_size, Use{!decay_by_channel, true, false, decay_by_channel}),
+          q(arena, kChunk, p.key_size, Use{true, false, false, decay_by_channel}),
+          k_reciprocals(arena.floats(kChunk)),
+          q_reciprocals(arena.floats(kChunk)),
+          overlaps(arena.floats(kBlock)),
+          scores(arena.floats(kBlock)),
+          transposed(arena.floats(padded(p.key_size) * kPanel)) {}
+
+    void load(Rows rows, int64_t count, const Operand<Element> &to, float *reciprocals) const {
+        to.load(rows, count);
+        if (!normalizes) return;
+        in_floats ? normalize_rows(to.in_floats(), to.size, reciprocals)
+                  : row_reciprocals(rows, count, to.size, reciprocals);
+    }
+
+    void pair(const Operand<Element> &later, const float *reciprocals, float *products) const {
+        if (decay_by_channel) return;
+        transpose(later.over_channels(), elements<Element>(k.size), (Element *)transposed);
+        multiply(products, 1, Zero{},
+                 Product<AsStoredOf<Element>>{k.over_channels(), (Element *)transposed, padded(k.size) / kPanel});
+        if (!normalizes || in_floats) return;
+        for (int j = 0; j < kChunk; ++j)
+            for (int v = 0; v < kPanel; v += kLanes) {
+                float *x = products + j * kPanel + v;
+                store(x, FULMEN_ISA::load(x) * k_reciprocals[j] * FULMEN_ISA::load(reciprocals + v));
+            }
+    }
+};
+
+// What a chunk writes, a panel of it: U, and U with the decay from each token to the state that leaves.
+template <class Element> struct Written {
+    Element own[kBlock], weighed[kBlock];
+};
+
+// Where it is computed: in place, or in `memory` before it is rounded.
+FULMEN_INLINE Written<float> &floats_of(Written<float> &written, Written<float> &) { return written; }
+FULMEN_INLINE Written<float> &floats_of(Written<Pair> &, Written<float> &memory) { return memory; }
+
+template <class Element> class DeltaWorker : public ReadingWorker<Element> {
+    typedef ReadingWorker<Element> Base;
 
 protected:
-    using Base::in, Base::kInFloats, Base::prefetch_keys_and_values, Base::prefetch_share, Base::weighs_in_floats;
+    using Base::advance_panel, Base::factor, Base::in, Base::kInFloats, Base::prefetch_keys_and_values;
 
 public:
     using Base::key, Base::state, Base::value;
 
-    DeltaWorker(Arena &arena, const fulmen_delta_rule_problem &p, int64_t columns)
-        : Base(arena, p.attention, columns,
-               Base::advancing_keys(p.attention, Use{!by_channel(p.attention.decay_form), false, p.normalize_qk != 0}),
-               Use{false, false, false, true}),
-          keys(Base::k),
-          k(keys.in_floats()),
+    DeltaWorker(Arena &arena, const fulmen_problem &p, int64_t columns, const DeltaRows<Element> &rows)
+        : Base(arena, p, columns, rows.k, Use{false, false, false, true}),
+          rows(rows),
           v(Base::v.in_floats()),
-          minus_later_k(arena, weighs_in_floats() ? kChunk : 0, p.attention.key_size, Use{true, false, false, true}),
-          factor(kInFloats ? PanelsOf<Pair>{} : arena.panels<Pair>(elements<Pair>(p.attention.key_size), columns)),
-          transposed(arena.floats(padded(p.attention.key_size) * kPanel)),
+          later_k(arena, rows.decay_by_channel ? kChunk : 0, p.key_size, Use{true, false, false, true}),
           overlaps(arena.floats(kBlock)),
           inverse(arena.floats(kBlock)),
-          beta(arena.floats(kChunk)),
-          k_reciprocals(arena.floats(kChunk)),
-          normalizes(p.normalize_qk != 0) {}
+          beta(arena.floats(kChunk)) {}
 
     void start(const Head &head, Rows betas) {
         Base::start(head);
@@ -93,126 +152,85 @@ public:
 
     // The state alone, over the chunk that begins at token t.
     void advance(int64_t t, int64_t last) {
-        load_corrections(t, smaller<int64_t>(kChunk, last - t));
+        const int64_t count = smaller<int64_t>(kChunk, last - t);
+        rows.load_keys(in, t, count);
+        rows.pair_keys();
+        load_corrections(t, count);
         weigh_keys();
         for (int64_t p = 0; p < value.blocks(); ++p) {
             prefetch_keys_and_values(t + kAhead, p);
             float errors[kBlock];
-            Element written[kBlock];
+            Written<Element> written;
             correct(p, key.blocks(), errors, written);
-            advance_panel(p, written);
+            advance_panel(p, rows.k, written.weighed);
         }
     }
 
 protected:
-    // Decays, k and beta of a chunk.
-    void load_keys(int64_t t, int64_t count) {
+    void begin(int64_t t, int64_t count) {
         key.begin(t, count);
         value.begin(t, count);
         gather(beta_rows, t, count, beta);
-        load_rows(keys, in.k.from(t, 0), count, key.weights().suffix, k_reciprocals);
     }
 
-    // Rows of q or k: in floats of length 1 where they are normalized; else their reciprocals are to be applied, and
-    // are in the weights.
-    void load_rows(const Operand<Element> &to, Rows rows, int64_t count, const float *weights, float *reciprocals) {
-        if (weighs_in_floats()) {
-            to.load(rows, count);
-            if (normalizes) normalize_rows(to.in_floats(), to.size, reciprocals);
-            return;
-        }
-        float both[kChunk];
-        if (normalizes) row_reciprocals(rows, count, to.size, reciprocals);
-        for (int t = 0; t < kChunk; ++t) {
-            if (!normalizes) reciprocals[t] = 1;
-            both[t] = weights[t] * reciprocals[t];
-        }
-        to.load(rows, count, both);
-    }
-
-    // pairs[j][i] = later_i . k_j with the decay between the two.
-    void pair_with_keys(const Operand<Element> &later, const float *reciprocals, float *pairs) {
-        if (weighs_in_floats()) {
-            if (!key.by_channel()) transpose(later.in_floats(), key.size(), transposed);
-            key.pair_products(later.in_floats(), k, transposed, pairs);
-        } else {
-            transpose(later.over_channels(), elements<Element>(key.size()), (Element *)transposed);
-            key.pair_products(later.over_channels(), keys.over_channels(), (Element *)transposed, pairs);
-            if (normalizes) weigh_rows_and_columns(pairs, k_reciprocals, reciprocals);
-        }
-    }
-
-    // Also v, the overlaps and their inverse.
+    // Decays, beta, v, the overlaps and their inverse, of a chunk whose keys are loaded.
     void load_corrections(int64_t t, int64_t count) {
-        load_keys(t, count);
+        begin(t, count);
         pack(in.v, t, count, value.size(), v);
-        pair_with_keys(keys, k_reciprocals, overlaps);
+        weigh_products(rows.k, rows.overlaps, overlaps);
         for (int i = 0; i < kChunk; ++i) overlaps[i * kPanel + i] = 0;
         invert(overlaps, beta, inverse);
     }
 
-    // k becomes what goes into the state that leaves; minus_later_k reads the one that enters.
-    void weigh_keys() {
-        if (weighs_in_floats()) copy_later_keys();
-        Base::weigh_keys();
+    // pairs[j][i] = later_i . k_j with the decay between the two.
+    void weigh_products(const Operand<Element> &later, const float *products, float *pairs) {
+        if (key.by_channel())
+            key.pair_products(later.in_floats(), rows.k.in_floats(), (const float *)nullptr, pairs);
+        else
+            weigh_pairs(products, key.weights().pair, pairs);
     }
-    void copy_later_keys() {
-        const Panels later = minus_later_k.in_floats();
-        for (int64_t p = 0; p < key.blocks(); ++p)
-            for (int x = 0; x < kBlock; x += kLanes) store(later.panel(p) + x, -load(k.panel(p) + x));
+
+    // A decay per channel: k becomes what goes into the state that leaves, and later_k reads the one that enters.
+    void weigh_keys() {
+        if (!key.by_channel()) return;
+        const Panels later = later_k.in_floats();
+        memcpy(later.data, rows.k.in_floats().data, 4 * (size_t)panels_size(kChunk, key.size()));
         key.weigh_later(later);
-        minus_later_k.round();
+        later_k.round();
+        Base::weigh_keys();
     }
 
     // Panel p of Y, and of U as a factor. The state's first depth blocks of rows count: all of them, or none of an
     // empty one.
-    void correct(int64_t p, int64_t depth, float *errors, Element *written) {
-        if constexpr (kInFloats)
-            multiply(v.panel(p), 1, Add{}, Product<AsStored>{minus_later_k.in_floats(), state.panel(p), depth});
-        else
-            subtract_recalled(p, depth);
-        multiply(errors, 1, Zero{}, Product<AsStored>{Panels{inverse, 0}, v.panel(p), 1});
-        float in_floats[kBlock];
-        float *const u = kInFloats ? (float *)written : in_floats;
-        for (int t = 0; t < kChunk; ++t) store_row(u, t, beta[t] * load_row(errors, t));
-        if constexpr (!kInFloats) round_rows(u, kChunk, written);
-    }
-
-    // In pairs: what the state says of the values.
-    void subtract_recalled(int64_t p, int64_t depth) {
-        const bool weighed = weighs_in_floats();
+    void correct(int64_t p, int64_t depth, float *errors, Written<Element> &written) {
         float recalled[kBlock];
-        multiply(
-            recalled, 1, Zero{},
-            Product<AsStoredOf<Element>>{(weighed ? minus_later_k : keys).over_channels(), factor.panel(p), depth});
+        multiply(recalled, 1, Zero{},
+                 Product<AsStoredOf<Element>>{(key.by_channel() ? later_k : rows.k).over_channels(), factor.panel(p),
+                                              depth});
         for (int t = 0; t < kChunk; ++t) {
-            const float weight = weighed ? 1 : -key.weights().prefix[t] * k_reciprocals[t];
-            store_row(v.panel(p), t, load_row(v.panel(p), t) + weight * load_row(recalled, t));
+            const float weight = key.by_channel() ? 1 : key.weights().prefix[t] * rows.weight(rows.k_reciprocals, t);
+            store_row(v.panel(p), t, load_row(v.panel(p), t) + -weight * load_row(recalled, t));
+        }
+        multiply(errors, 1, Zero{}, Product<AsStored>{Panels{inverse, 0}, v.panel(p), 1});
+        Written<float> in_floats, &u = floats_of(written, in_floats);
+        for (int t = 0; t < kChunk; ++t) {
+            const float weight = key.by_channel() ? 1 : key.weights().suffix[t] * rows.weight(rows.k_reciprocals, t);
+            const Row row = beta[t] * load_row(errors, t);
+            store_row(u.own, t, row);
+            store_row(u.weighed, t, weight * row);
+        }
+        if constexpr (!kInFloats) {
+            round_rows(u.own, kChunk, written.own);
+            round_rows(u.weighed, kChunk, written.weighed);
         }
     }
 
-    // S = e^{b_C} S + earlier(k)^T U, panel p of S and U; k was weighed.
-    void advance_panel(int64_t p, const Element *written) {
-        if constexpr (kInFloats)
-            Base::advance_panel(p, decayed(key, value, p), keys, written);
-        else
-            Base::advance_panel(p, ScaleAndRound{decayed(key, value, p), factor.panel(p)}, keys, written);
-    }
-
-    // In pairs, the state as a factor, before a walk's first chunk.
-    void round_state() {
-        for (int64_t p = 0; p < value.blocks(); ++p) round_rows(state.panel(p), key.blocks() * kPanel, factor.panel(p));
-    }
-
-    const Operand<Element> &keys;
-    const Panels k, v;  // in floats; k if it is weighed in floats
-    Operand<Element> minus_later_k;
-    PanelsOf<Pair> factor;  // the state, rounded
-    float *transposed;      // keys or queries, one panel
-    float *overlaps;        // [j][i], 0 for i <= j
-    float *inverse;         // [i][j]
-    float *beta, *k_reciprocals;
-    bool normalizes;
+    const DeltaRows<Element> rows;
+    const Panels v;
+    const Operand<Element> later_k;
+    float *overlaps;  // [j][i], with the decay between the two, 0 for i <= j
+    float *inverse;   // [i][j]
+    float *beta;
     Rows beta_rows = {};
 };
 

@@ -240,7 +240,6 @@ void multiply(float *c, int64_t row_blocks, Start start, Products... products) {
 #define FULMEN_PRODUCTS(KIND)                                      \
     KIND(Zero, Product<AsStored>)                                  \
     KIND(Zero, Product<AsStored>, Product<AsStored>)               \
-    KIND(Zero, Product<AsStored>, Product<Transposed>)             \
     KIND(Zero, Product<AsStored>, RowWeights, Product<Transposed>) \
     KIND(Add, Product<AsStored>)                                   \
     KIND(Add, Product<Transposed>)                                 \

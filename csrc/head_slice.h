@@ -1,6 +1,7 @@
 // The tasks of a forward pass: one head's slice of value channels, walked in chunks or token by token.
 #pragma once
 
+#include "decay.h"
 #include "recurrence.h"
 #include "state.h"
 
@@ -29,6 +30,69 @@ FULMEN_INLINE HeadSlice head_slice(const fulmen_problem &p, const fulmen_tensor 
     return x;
 }
 
+// Panel p of `size` columns, once it is computed.
+FULMEN_INLINE void unpack_panel(float *panel, int64_t p, int64_t first, int64_t count, int64_t size, Rows rows) {
+    const int64_t column = p * kPanel;
+    unpack(Panels{panel, 0}, first, count, smaller<int64_t>(kPanel, size - column), rows.from(0, column));
+}
+
+// Neighbouring heads that are walked at once, chunk by chunk: the rows of a token stand side by side in memory, often
+// on one page, where those of one head are kilobytes apart.
+constexpr int64_t kMostTogether = 8;
+struct Together {
+    int64_t heads = 1;
+    int64_t sharers = 1;  // of queries and keys: all of them, or each has its own
+};
+
+// As many as keep their states in L2 and all threads at work; rather fewer that share than more that do not. A decay
+// per channel weighs queries and keys themselves, so that each head needs its own.
+FULMEN_INLINE Together heads_together(const fulmen_problem &p, int64_t columns, int64_t tasks, int64_t threads) {
+    constexpr int64_t kFloats = 65536;
+    const int64_t most = smaller<int64_t>(kMostTogether, kFloats / (p.key_size * columns));
+    auto fits = [&](int64_t n) { return p.heads % n == 0 && (tasks / n % threads == 0 || tasks / n >= 4 * threads); };
+    auto share = [&](int64_t n) {
+        return !by_channel(p.decay_form) && p.heads / p.query_heads % n == 0 && p.heads / p.key_heads % n == 0;
+    };
+    if (p.schedule == FULMEN_RECURRENT) return {};
+    for (int64_t n = most; n > 1; --n)
+        if (fits(n) && share(n)) return {n, n};
+    for (int64_t n = most; n > 1; --n)
+        if (fits(n)) return {n, 1};
+    return {};
+}
+
+// Shared loads the queries and keys of a chunk, then each Worker that has these attends to it.
+template <class Shared, class Worker> class HeadsTogether {
+public:
+    template <class Problem>
+    HeadsTogether(Arena &arena, const Problem &p, int64_t columns, Together together)
+        : together(together), rows(arena, p) {
+        for (int64_t i = 0; i < together.heads; ++i)
+            heads[i] = arena.place<Worker>(p, columns, rows, i % together.sharers, together.sharers);
+    }
+
+    Worker &head(int64_t i) const { return *heads[i]; }
+
+    // Heads have been started, and states have entered. `empty`: they are, and need not be there. `final`: the states
+    // that leave are wanted; they are not advanced over the last chunk else.
+    void attend(const HeadSlice *slices, int64_t first, int64_t last, bool empty, bool final) const {
+        for (int64_t i = 0; i < together.heads && !empty; ++i) heads[i]->round_state();
+        for (int64_t t = first; t < last; t += kChunk, empty = false) {
+            const int64_t count = smaller<int64_t>(kChunk, last - t);
+            for (int64_t i = 0; i < together.heads; ++i) {
+                if (i % together.sharers == 0) rows.load(slices[i].head, t, count);
+                heads[i]->attend(slices[i].output, t, count, empty, final || t + kChunk < last);
+            }
+        }
+    }
+
+    const Together together;
+
+private:
+    const Shared rows;
+    Worker *heads[kMostTogether];
+};
+
 // Before and after a worker that has been started walks a whole head. The second returns, as the others do, whether a
 // log-decay was above 0.
 template <class Worker> void enter(Worker &worker, const HeadSlice &x) {
@@ -42,10 +106,13 @@ template <class Worker> bool leave(const Worker &worker, const HeadSlice &x) {
     return worker.grows();
 }
 
-template <class Worker> bool attend_whole(Worker &worker, const HeadSlice &x) {
-    enter(worker, x);
-    worker.attend(x.output, 0, x.sequence.tokens, !x.initial.present(), x.final.present());
-    return leave(worker, x);
+// Workers that have been started, each with its slice.
+template <class Together> bool attend_whole(const Together &workers, const HeadSlice *x) {
+    for (int64_t i = 0; i < workers.together.heads; ++i) enter(workers.head(i), x[i]);
+    workers.attend(x, 0, x[0].sequence.tokens, !x[0].initial.present(), x[0].final.present());
+    bool grows = false;
+    for (int64_t i = 0; i < workers.together.heads; ++i) grows |= leave(workers.head(i), x[i]);
+    return grows;
 }
 
 // How much of an arena the next one takes, and its buffer.

@@ -7,23 +7,11 @@ namespace fulmen {
 namespace FULMEN_ISA {
 namespace {
 
-// How many neighbouring heads are walked at once: as long as their states stay in L2 and all threads have work.
-// Rather fewer that share queries and keys than more that do not.
-int64_t heads_together(const fulmen_problem &p, int64_t columns, int64_t tasks, int64_t threads) {
-    constexpr int64_t kFloats = 65536;
-    if (p.schedule == FULMEN_RECURRENT) return 1;
-    for (const bool sharing : {true, false})
-        for (int64_t n = smaller<int64_t>(kMostTogether, kFloats / (p.key_size * columns)); n > 1; --n) {
-            const bool busy = tasks / n % threads == 0 || tasks / n >= 4 * threads;
-            if (p.heads % n == 0 && busy && (!sharing || share_queries_and_keys(p, n))) return n;
-        }
-    return 1;
-}
-
 // How a call is partitioned: heads, or several together, slices of value channels, and segments of tokens.
 struct Plan {
-    int64_t threads, heads, segments, together;
+    int64_t threads, heads, segments;
     Slices slices;
+    Together together;
     Plan(const fulmen_problem &p) {
         const double d = (double)p.key_size, e = (double)p.value_size;
         threads = useful_threads(p, 4 * d * e + 65 * (d + e));
@@ -32,11 +20,11 @@ struct Plan {
         segments = segments_for(p, head_slices(), threads);
         if (may_partition(p) && p.schedule == FULMEN_PARALLEL)
             segments = larger(segments, larger<int64_t>(2, p.header.threads));
-        together = segments > 1 ? 1 : heads_together(p, slices.width, head_slices(), threads);
+        if (segments == 1) together = heads_together(p, slices.width, head_slices(), threads);
         threads = larger<int64_t>(1, smaller(threads, tasks() * segments));
     }
     int64_t head_slices() const { return heads * slices.count; }
-    int64_t tasks() const { return head_slices() / together; }  // unless there are segments
+    int64_t tasks() const { return head_slices() / together.heads; }  // unless there are segments
 };
 
 HeadSlice head_slice(const fulmen_attention_forward_call &call, const Plan &plan, int64_t index) {
@@ -46,18 +34,13 @@ HeadSlice head_slice(const fulmen_attention_forward_call &call, const Plan &plan
 // Both return whether a log-decay was above 0. The first takes several heads, one slice of each.
 template <class Worker>
 bool attend_whole(const fulmen_attention_forward_call &call, const Plan &plan, int64_t task, Arena arena) {
-    const int64_t slices = plan.slices.count, first = task / slices * plan.together;
+    const int64_t slices = plan.slices.count, first = task / slices * plan.together.heads;
     HeadSlice x[kMostTogether];
-    for (int64_t i = 0; i < plan.together; ++i) x[i] = head_slice(call, plan, (first + i) * slices + task % slices);
+    for (int64_t i = 0; i < plan.together.heads; ++i)
+        x[i] = head_slice(call, plan, (first + i) * slices + task % slices);
     const Worker worker(arena, call.problem, x[0].columns, plan.together);
-    for (int64_t i = 0; i < plan.together; ++i) {
-        worker.head(i).start(x[i].head);
-        enter(worker.head(i), x[i]);
-    }
-    worker.attend(x, 0, x[0].sequence.tokens, !x[0].initial.present(), x[0].final.present());
-    bool grows = false;
-    for (int64_t i = 0; i < plan.together; ++i) grows |= leave(worker.head(i), x[i]);
-    return grows;
+    for (int64_t i = 0; i < plan.together.heads; ++i) worker.head(i).start(x[i].head);
+    return FULMEN_ISA::attend_whole(worker, x);
 }
 
 bool attend_token_by_token(const fulmen_attention_forward_call &call, const HeadSlice &x, Arena arena) {
@@ -101,7 +84,7 @@ template <class Worker> int64_t attention_forward_with(const fulmen_attention_fo
             const HeadSlice x = head_slice(call, plan, part / segments);
             const int64_t n = x.sequence.tokens, g = part % segments;
             Arena arena = memory_of(worker);
-            const Worker run(arena, p, x.columns, 1);
+            const Worker run(arena, p, x.columns, Together{});
             run.head(0).start(x.head);
             f(x, summary_of(x, part), run, segment_start(n, g, segments), segment_start(n, g + 1, segments),
               g + 1 == segments);
@@ -116,7 +99,7 @@ template <class Worker> int64_t attention_forward_with(const fulmen_attention_fo
     parallel_for(plan.threads, plan.head_slices(), [&](int64_t index, int64_t worker) {
         const HeadSlice x = head_slice(call, plan, index);
         Arena arena = memory_of(worker);
-        const Panels entering = Worker(arena, p, x.columns, 1).head(0).state;
+        const Panels entering = Worker(arena, p, x.columns, Together{}).head(0).state;
         load_state(x.initial, p.key_size, x.columns, entering);
         for (int64_t g = 0; g < segments; ++g) summary_of(x, index * segments + g).fold(entering);
     });

@@ -137,6 +137,46 @@ protected:
     Operand<Element> k, v;
 };
 
+// A worker that also reads its state, which in pairs is a factor of products: rounded, all of it before a walk's first
+// chunk, and then each panel as it is advanced.
+template <class Element> class ReadingWorker : public StateWorker<Element> {
+    typedef StateWorker<Element> Base;
+
+public:
+    using Base::key, Base::state, Base::value;
+
+    void round_state() {
+        if constexpr (!kInFloats)
+            for (int64_t p = 0; p < value.blocks(); ++p)
+                round_rows(state.panel(p), key.blocks() * kPanel, factor.panel(p));
+    }
+
+protected:
+    using Base::kInFloats;
+
+    ReadingWorker(Arena &arena, const fulmen_problem &p, int64_t columns, Operand<Element> keys, Use values)
+        : Base(arena, p, columns, keys, values), factor(factor_of_state(arena)) {}
+
+    // S = decayed S + keys^T values, for panel p of S and one of the values.
+    FULMEN_MEMBER void advance_panel(int64_t p, const Operand<Element> &keys, const Element *values) {
+        const Scale start = decayed(key, value, p);
+        if constexpr (kInFloats)
+            Base::advance_panel(p, start, keys, values);
+        else
+            Base::advance_panel(p, ScaleAndRound{start, factor.panel(p)}, keys, values);
+    }
+
+    const PanelsOf<Element> factor;  // the state, in pairs rounded
+
+private:
+    PanelsOf<Element> factor_of_state(Arena &arena) const {
+        if constexpr (kInFloats)
+            return state;
+        else
+            return arena.panels<Pair>(elements<Pair>(key.size()), value.size());
+    }
+};
+
 // Calls f with the element of a call's workers: pairs unless a decay of the values forbids it.
 template <class F> FULMEN_INLINE auto with_element(const fulmen_problem &p, F f) {
     return with_element(decays(p.decay_v_form) ? (int64_t)FULMEN_FLOAT32 : p.k.dtype, f);
