@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from fulmen.triton_common.mirrored import by_column, by_row
-from fulmen.triton_common.operands import load_rows, row_of
+from fulmen.triton_common.operands import load_column, load_rows, row_of
 from fulmen.triton_common.products import sum_where
 
 # e^FORGET is 0, as for -inf; but 0 · FORGET is 0 too, and a bfloat16 holds it whole.
@@ -40,9 +40,12 @@ def scalar_logs(decay, batch, token, head, rows, valid, PER_TOKEN: tl.constexpr)
 
 
 @triton.jit
-def channel_logs(decay, batch, token, head, rows, valid, columns):
-    """``[C, K]``; tokens and channels beyond the end do not decay."""
-    return tl.maximum(load_rows(decay, batch, token, head, rows, valid, columns).to(tl.float32), FORGET)
+def channel_logs(decay, batch, token, head, rows, valid, columns, scalar=None):
+    """``[C, K]``; tokens and channels beyond the end do not decay. With those of a ``scalar`` decay, of every token."""
+    logs = load_rows(decay, batch, token, head, rows, valid, columns).to(tl.float32)
+    if scalar is not None:
+        logs += load_column(scalar, batch, token, head, rows, valid, 0)[:, None]
+    return tl.maximum(logs, FORGET)
 
 
 @triton.jit
@@ -143,27 +146,3 @@ def exponents(
 @triton.jit
 def weigh(x, weights):
     return x if weights is None else x * weights
-
-
-@triton.jit
-def remaining(logs, write_logs):
-    """What all tokens of the chunk leave of the state, ``[W]``, or ``[1]`` where the decay is a scalar one."""
-    if write_logs is None:
-        left = tl.exp(tl.sum(logs[None, :], 1))
-    else:
-        left = tl.exp(tl.sum(write_logs, 0))
-        if logs is not None:
-            left *= tl.exp(tl.sum(logs))
-    return left
-
-
-@triton.jit
-def decayed(state, logs, read_logs, write_logs):
-    """The state ``[R, W]`` after all tokens of the chunk."""
-    if logs is not None:
-        state *= tl.exp(tl.sum(logs))
-    if read_logs is not None:
-        state *= tl.expand_dims(tl.exp(tl.sum(read_logs, -2)), -1)
-    if write_logs is not None:
-        state *= tl.exp(tl.sum(write_logs, 0))[None, :]
-    return state

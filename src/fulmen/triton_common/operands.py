@@ -147,9 +147,9 @@ def row_of(x, batch, token, head):
 def load_rows(x, batch, token, head, rows, valid, columns, WHOLE: tl.constexpr = False):
     """``[C, K]``: ``rows`` after ``token``; zeros outside of the ``valid`` ones and of the tensor.
 
-    With ``columns`` in slices (:func:`slices`), ``[S, C, K / S]``. ``WHOLE``: the tensor has all the columns.
+    ``WHOLE``: the tensor has all the columns.
     """
-    rows, columns = rows[:, None], tl.expand_dims(columns, -2)
+    rows, columns = rows[:, None], columns[None, :]
     pointers = row_of(x, batch, token, head) + rows * x.token + columns
     mask = rows < valid if WHOLE else (rows < valid) & (columns < x.size)
     return tl.load(pointers, mask=mask, other=0.0)
@@ -177,18 +177,6 @@ def store_rows(x, batch, token, head, rows, valid, columns, values, WHOLE: tl.co
 
 
 @triton.jit
-def slices(K: tl.constexpr, S: tl.constexpr):
-    """``[S, K / S]``: the channels from 0 to K - 1 in S slices; for one slice, ``[K]``."""
-    return tl.arange(0, K) if S == 1 else tl.arange(0, S)[:, None] * (K // S) + tl.arange(0, K // S)[None, :]
-
-
-@triton.jit
-def zero_state(R: tl.constexpr, S: tl.constexpr, W: tl.constexpr):
-    """``[R, W]``, or with S slices ``[S, R / S, W]``."""
-    return tl.zeros([R, W], tl.float32) if S == 1 else tl.zeros([S, R // S, W], tl.float32)
-
-
-@triton.jit
 def load_state(x, sequence, head, boundary, rows, columns, row_size, column_size):
     """In float32, whatever it is kept in."""
     pointers, exist = state_at(x, sequence, head, boundary, rows, columns, row_size, column_size)
@@ -203,8 +191,8 @@ def store_state(x, sequence, head, boundary, rows, columns, row_size, column_siz
 
 @triton.jit
 def state_at(x, sequence, head, boundary, rows, columns, row_size, column_size):
-    """Pointers to the elements of one state, and which of them exist; ``rows`` may be in slices."""
-    rows = tl.expand_dims(rows, -1)
+    """Pointers to the elements of one state, and which of them exist."""
+    rows = rows[:, None]
     base = (
         x.pointer + sequence.to(tl.int64) * x.sequence + head.to(tl.int64) * x.head + boundary.to(tl.int64) * x.boundary
     )

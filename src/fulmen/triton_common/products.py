@@ -8,8 +8,6 @@ a state or score beyond 65504 is no problem for float16 inputs. ``PRECISION`` sa
     "two terms"      x ≈ hi + mid to 2^-17: for results that are rounded to 16 bits
     "three terms"    x ≈ hi + mid + low to 2^-25: for states and gradients of decays, which are float32
     "tf32x3" (NVIDIA) and "ieee" (AMD): for float32 inputs, as tl.dot's input_precision
-
-Operands may have slices, ``[S, rows, columns]``: as many products, of which Triton gives each to a warp of its own.
 """
 
 from __future__ import annotations
@@ -58,29 +56,13 @@ def product_of_terms(a, b, PRECISION: tl.constexpr):
 
 @triton.jit
 def sum_where(mask, x):
-    """Σ_t over ``mask[i, t]`` of ``x[t, :]`` (of each slice of x), as float32 sums.
+    """Σ_t over ``mask[i, t]`` of ``x[t, :]``, as float32 sums.
 
     ``x`` must be finite, for 0 · inf is NaN.
     """
     high, middle, low = terms(x)
-    ones = for_each_slice(mask.to(tl.bfloat16), x)
+    ones = mask.to(tl.bfloat16)
     return tl.dot(ones, high, tl.dot(ones, middle, tl.dot(ones, low)))
-
-
-@triton.jit
-def sum_slices(x):
-    return x if len(x.shape) == 2 else tl.sum(x, 0)
-
-
-@triton.jit
-def transposed(x):
-    return tl.trans(x) if len(x.shape) == 2 else tl.trans(x, 0, 2, 1)
-
-
-@triton.jit
-def for_each_slice(a, x):
-    """The matrix ``a`` as often as ``x`` has slices."""
-    return a if len(x.shape) == 2 else tl.broadcast_to(a[None], [x.shape[0], a.shape[0], a.shape[1]])
 
 
 @triton.jit

@@ -10,7 +10,6 @@ class Tile(NamedTuple):
     chunk: int  # tokens at once
     width: int  # channels of the written axis in one program
     warps: int
-    slices: int = 1  # of the read axis, for a warp each
     registers: int | None = None  # that ptxas may use for a thread; None: as many as it finds best
     stages: int = 1  # of the loads' pipeline
 

@@ -125,7 +125,7 @@ def test_the_default_forward_requests_little_more_than_the_minimum():
 
 
 @pytest.mark.skipif(interpreted(), reason="what Triton interprets it does not record")
-@pytest.mark.parametrize(("heads", "kernels"), [(32, ["summarise"]), (1, ["summarise", "sum_segments", "fold"])])
+@pytest.mark.parametrize(("heads", "kernels"), [(32, ["walk"]), (1, ["walk", "sum_segments", "fold"])])
 def test_chunk_states_are_read_once_where_heads_fill_the_card(heads, kernels):
     from fulmen.lab.inspect.dry_run import dry_run
     from fulmen.lab.operators.linear_attention.workloads import _backend, _states

@@ -41,10 +41,11 @@ def test_kernels_compile(arch):
 
     chosen = every_use_once(arch)
     kernels = {
-        "scan",
         "walk",
+        "prepare",
+        "merge_blocks",
+        "add_merged_pairs",
         "sum_decay_gradient",
-        "summarise",
         "sum_segments",
         "fold",
         "recur",

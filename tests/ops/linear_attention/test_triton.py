@@ -96,7 +96,7 @@ def test_segments(decays, schedule):
     assert_close(run(case, backend="triton", schedule=schedule), exact(case))
 
 
-@pytest.mark.parametrize("decays", ["head", "token", "channel"])
+@pytest.mark.parametrize("decays", ["head", "token", "channel", "token+value"])
 def test_a_decay_gradient_starts_again_with_every_segment(decays, monkeypatch):
     """Where the schedule has one segment, they are walked one after the other."""
     monkeypatch.setattr("fulmen.ops.linear_attention.triton.walks.LONGEST_SEGMENT", 128)
@@ -105,7 +105,7 @@ def test_a_decay_gradient_starts_again_with_every_segment(decays, monkeypatch):
 
 
 @pytest.mark.parametrize("schedule", ["auto", "parallel"])
-@pytest.mark.parametrize("decays", ["token", "channel"])
+@pytest.mark.parametrize("decays", ["token", "channel", "head+value"])
 def test_packed_sequences_with_shared_heads(decays, schedule):
     case = RAGGED.of(decays=decays, packed=(0, 33, 150, 0, 1), heads=(1, 2, 2))
     assert_close(run(case, backend="triton", schedule=schedule), exact(case))
@@ -178,7 +178,7 @@ def test_float16_states_and_scores_beyond_its_range():
 
 
 @pytest.mark.parametrize("values", ["forget", "mixed"])
-@pytest.mark.parametrize("decays", ["token", "channel"])
+@pytest.mark.parametrize("decays", ["token", "channel", "none+value"])
 def test_extreme_decays(decays, values):
     case = RAGGED.of(decays=decays, values=values, batch=1)
     assert_close(run(case, backend="triton"), exact(case))
@@ -222,11 +222,12 @@ def results_and_exact(case, log_decay):
     return results("triton"), results("reference", torch.float64)
 
 
-def test_a_forgotten_state_has_no_gradient():
+@pytest.mark.parametrize(("decays", "name"), [("channel", "log_decay"), ("none+value", "log_decay_v")])
+def test_a_forgotten_state_has_no_gradient(decays, name):
     """Where a decay is -inf, its gradient is exactly 0."""
-    case = RAGGED.of(decays="channel", values="forget", batch=1)
-    gradient = run(case, backend="triton")["dlog_decay"]
-    forgotten = inputs(case)["log_decay"].isinf()
+    case = RAGGED.of(decays=decays, values="forget", batch=1)
+    gradient = run(case, backend="triton")[f"d{name}"]
+    forgotten = inputs(case)[name].isinf()
     assert forgotten.any()
     assert not gradient[forgotten].any()
 

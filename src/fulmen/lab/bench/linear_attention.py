@@ -113,36 +113,23 @@ def _launched(
     return {"fwd": forward, "bwd": backward}
 
 
-def scan_tiles(decays: Decays, sizes: Sizes, dtype: torch.dtype) -> Callable[[Architecture], Any]:
-    """The tile that chunk states are found with; see :mod:`fulmen.ops.linear_attention.triton.tiles`."""
-    from fulmen.ops.linear_attention.triton.tiles import scan_tile
-
-    return lambda architecture: scan_tile(
-        architecture, sizes.dim, sizes.dim, dtype, decays, gradient=False, small=False
-    )
-
-
 def walk_tiles(
-    sizes: Sizes, dtype: torch.dtype, gradient: bool = False, small: bool = False
+    decays: Decays, sizes: Sizes, dtype: torch.dtype, gradient: bool = False, small: bool = False
 ) -> Callable[[Architecture], Any]:
-    """The tile of a walk without them."""
+    """The tile of a walk; see :mod:`fulmen.ops.linear_attention.triton.tiles`."""
     from fulmen.ops.linear_attention.triton.launch import precision_of
     from fulmen.ops.linear_attention.triton.tiles import walk_tile
 
-    def tile(architecture: Architecture) -> Any:
-        precision = precision_of(dtype, architecture)
-        if gradient and dtype != torch.float32:
-            precision = "three terms"
-        return walk_tile(architecture, sizes.dim, sizes.dim, precision, small)
-
-    return tile
+    return lambda architecture: walk_tile(
+        architecture, sizes.dim, sizes.dim, precision_of(dtype, architecture, decays, gradient), decays, small
+    )  # fmt: skip
 
 
 def _tiles(sizes: Sizes, dtype: torch.dtype) -> dict[str, Callable[[Architecture], Any]]:
     return {
-        "Forward": walk_tiles(sizes, dtype),
-        "Backward, with a decay's gradient": walk_tiles(sizes, dtype, gradient=True),
-        'Backward of schedule="recompute"': walk_tiles(sizes, dtype, small=True),
+        "Forward": walk_tiles(HEAD, sizes, dtype),
+        "Backward, with a decay's gradient": walk_tiles(HEAD, sizes, dtype, gradient=True),
+        'Backward of schedule="recompute"': walk_tiles(HEAD, sizes, dtype, small=True),
     }
 
 

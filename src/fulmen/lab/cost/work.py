@@ -43,8 +43,9 @@ class Work:
 def work_of(launch: Launch, ttir: str) -> Work:
     """The work of a launch of a function that was compiled to ``ttir``."""
     function, given = _Function(ttir, _values(launch), launch.grid), launch.arguments
-    # Where segments are walked one by one, a launch has its part of the operands.
-    walked, segments = (given["walked"], given["segments"]) if "walked" in given else (1, 1)
+    # Where segments are walked one by one, a launch has its part of the operands; where they are carried, all.
+    partly = "walked" in given and not given["CARRY"]
+    walked, segments = (given["walked"], given["segments"]) if partly else (1, 1)
     return Work(function.loops, function.bytes * walked // segments, tokens_of(given) * walked // segments)
 
 

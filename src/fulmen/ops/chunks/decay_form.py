@@ -21,7 +21,7 @@ class DecayForm(Enum):
     ==========  =================  ============================
 
     HEAD and TOKEN are *scalar*: one number for all channels. Other files ask for what they need to know of a form,
-    :attr:`has_tokens` and :attr:`by_channel`, and name none.
+    :attr:`has_tokens`, :attr:`by_head` and :attr:`by_channel`, and name none.
     """
 
     NONE = 0
@@ -42,6 +42,11 @@ class DecayForm(Enum):
     def has_tokens(self) -> bool:
         """Whether it differs from token to token."""
         return self in (DecayForm.TOKEN, DecayForm.CHANNEL)
+
+    @property
+    def by_head(self) -> bool:
+        """Whether it is one number for all tokens of a head."""
+        return self is DecayForm.HEAD
 
     @property
     def by_channel(self) -> bool:

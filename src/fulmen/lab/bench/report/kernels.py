@@ -19,7 +19,6 @@ FIELDS = {
     "depth": "Depth",
     "width": "Width",
     "warps": "num_warps",
-    "slices": "Slices",
     "registers": "maxnreg",
     "stages": "num_stages",
     "mirrored": "Transposed state",

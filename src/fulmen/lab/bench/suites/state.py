@@ -20,7 +20,7 @@ from fulmen.lab.bench.linear_attention import (
     few_heads,
     log_decay_bytes,
     log_decays,
-    scan_tiles,
+    walk_tiles,
 )
 from fulmen.lab.bench.owners import Owner, ours, rendered, theirs
 from fulmen.lab.bench.peers import one_file, peer
@@ -104,7 +104,7 @@ def _launched(decays: Decays, architecture: Architecture, sizes: Sizes, n: int) 
 
 
 def _tiles(sizes: Sizes, dtype: torch.dtype) -> dict[str, Callable[[Architecture], Any]]:
-    return {"Chunk states": scan_tiles(CHANNEL, sizes, dtype)}
+    return {"Chunk states": walk_tiles(CHANNEL, sizes, dtype)}
 
 
 SUITE = Suite(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import ceil, prod
+from math import ceil
 
 from fulmen.lab.inspect.traffic import Arguments, Counts, bytes_of
 
@@ -33,54 +33,37 @@ def _scalar_decay(a: Arguments) -> int:
     return _passes(a) * a["decay"].pointer.itemsize // (1 if a["PER_TOKEN"] else a["C"])
 
 
-def _scan(a: Arguments) -> int:
-    tiles, backward = ceil(a["write_size"] / a["W"]), a["WALK"] in ("dk", "dv")
-    total = tiles * (_rows(a, "x", "y", "read_decay") + _scalar_decay(a))
-    total += _rows(a, "z", "result", "write_decay", "m")
-    total += _states(a, a["x"].size, a["write_size"], "entering", "leaving", *(["boundaries"] if backward else []))
-    if a["y"] is not None:
-        total += bytes_of(a["given"])
-    # Only a walk backward in time that follows one forward in time adds to what that one wrote.
-    follows = backward and a["y"] is not None
-    return total + bytes_of(a["decay_grad"]) * (2 if follows else 1)
-
-
 def _walk(a: Arguments) -> int:
     """One launch may walk some of the segments."""
     tiles = ceil(a["write_size"] / a["W"])
     of_written = a["write_decay"] is not None
-    total = tiles * (_rows(a, "x", "y", "scores") + _scalar_decay(a))
-    total += bytes_of(a["totals"]) * (1 if of_written else tiles)
-    total += tiles * bytes_of(a["reach"]) if of_written else 0
-    total += _rows(a, "z", "result", "m", "write_decay")
-    total += _states(a, a["read_size"], a["write_size"], "entering", "leaving", "boundaries")
+    scalar = _scalar_decay(a)
+    if of_written or a["read_decay"] is not None:  # beside a decay per channel, which has every token
+        scalar = _rows(a, "decay")
+    total = tiles * (_rows(a, "x", "y", "scores", "read_decay") + scalar + bytes_of(a["totals"]))
+    total += _rows(a, "z", "result", "m", "write_decay") + bytes_of(a["write_totals"]) + bytes_of(a["left_out"])
+    total += _states(a, a["read_size"], a["write_size"], "leaving", "boundaries")
+    of_entering = _states(a, a["read_size"], a["write_size"], "entering")
+    total += of_entering // a["segments"] if a["CARRY"] else of_entering
     # With a decay per channel, a walk backward in time that follows one forward in time reads what that one wrote.
-    follows = of_written and a["WALK"] == "dk" and a["y"] is not None
+    follows = of_written and a["WALK"] in ("dk", "dv") and a["y"] is not None
     total += bytes_of(a["sums"]) * (2 if follows else 1) + bytes_of(a["crossing"])
-    return total * a["walked"] // a["segments"]
+    return total if a["CARRY"] else total * a["walked"] // a["segments"]
 
 
 def _prepare(a: Arguments) -> int:
-    of_chunks = sum(bytes_of(a[name]) for name in ("totals", "reach"))
-    return _rows(a, "q", "k", "decay", "q_in", "k_out", "scores") + of_chunks
+    of_chunks = sum(bytes_of(a[name]) for name in ("totals", "left_out"))
+    return _rows(a, "q", "k", "decay", "scalar", "q_in", "k_out", "scores") + of_chunks
 
 
-def _merge_blocks(a: Arguments) -> int:
+def _merging(a: Arguments) -> int:
     """Where no chunk needs it."""
-    return bytes_of(a["reach"])
+    return bytes_of(a["left_out"])
 
 
 def _sum_decay_gradient(a: Arguments) -> int:
     of_walks = sum(bytes_of(a[name]) for name in ("forward", "backward", "crossing"))
     return of_walks + bytes_of(a["gradient"]) + _scalar_decay(a)
-
-
-def _summarise(a: Arguments) -> int:
-    tiles = ceil(a["z"].size / a["W"])
-    total = tiles * (_rows(a, "y", "read_decay") + _scalar_decay(a)) + _rows(a, "z", "write_decay")
-    total += _states(a, a["y"].size, a["z"].size, "boundaries")
-    first = prod((a["y"].pointer.shape[0], a["heads"], a["y"].size, a["z"].size)) * 4
-    return total + (first if a["CARRY"] else 0)
 
 
 def _fold(a: Arguments) -> int:
@@ -103,13 +86,11 @@ def _recur(a: Arguments) -> int:
 
 
 BYTES: Counts = {
-    "fulmen.ops.linear_attention.triton.scan.scan": _scan,
     "fulmen.ops.linear_attention.triton.walk.walk": _walk,
     "fulmen.ops.linear_attention.triton.prepare.prepare": _prepare,
-    "fulmen.ops.linear_attention.triton.prepare.merge_blocks": _merge_blocks,
-    "fulmen.ops.linear_attention.triton.merged_pairs.add_merged_pairs": _merge_blocks,
+    "fulmen.ops.linear_attention.triton.prepare.merge_blocks": _merging,
+    "fulmen.ops.linear_attention.triton.merged_pairs.add_merged_pairs": _merging,
     "fulmen.ops.linear_attention.triton.walk.sum_decay_gradient": _sum_decay_gradient,
-    "fulmen.ops.linear_attention.triton.states.summarise": _summarise,
     "fulmen.ops.linear_attention.triton.states.fold": _fold,
     "fulmen.ops.linear_attention.triton.states.sum_segments": _sum_segments,
     "fulmen.ops.linear_attention.triton.recurrent.recur": _recur,

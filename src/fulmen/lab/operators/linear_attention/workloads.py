@@ -52,7 +52,7 @@ def linear_attention(launches: list[Launch], shape: Shape) -> Iterator[tuple[str
     def named(walk: str = "", other: str = "") -> Iterator[tuple[str, Launch]]:
         """Walks by what they compute, other kernels by their names, either followed by what is special here."""
         for launch in launches:
-            if launch.kernel in ("scan", "walk"):
+            if launch.kernel == "walk":
                 of_dc = launch.arguments["WALK"] == "output" and launch.arguments["result"] is None
                 yield f"{'output for dc' if of_dc else launch.arguments['WALK']}{walk}", launch
             else:
@@ -81,7 +81,7 @@ def linear_attention(launches: list[Launch], shape: Shape) -> Iterator[tuple[str
     states = States(p.k, p.v, p.log_decay, p.log_decay_v, None, 128, "loop")
     boundaries = torch.empty(states.states_shape)
     _backend.states_forward(states, boundaries)
-    yield from named(other=", carried")
+    yield from named(walk=", carried")
     _backend.states_backward(states, boundaries, torch.empty(states.states_shape), gradients(p, shape.learnable))
     yield from named(walk=" of states", other=", backward")
 

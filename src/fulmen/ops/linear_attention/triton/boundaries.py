@@ -22,10 +22,10 @@ def fill_boundary(boundary: Tensor, state: Tensor | None) -> None:
         boundary.copy_(state)
 
 
-def per_head(run: Launcher, gradient: Tensor | None) -> Tensor | None:
-    """Where a walk writes a gradient: heads that share one head are added up afterwards, before rounding. So are merged
+def per_head(run: Launcher, writes: str, gradient: Tensor | None) -> Tensor | None:
+    """Where a walk writes a result: heads that share one head are added up afterwards, before rounding. So are merged
     pairs in float16, which is held to half a unit in the last place."""
-    added_to = run.of_keys and run.dtype == torch.float16
+    added_to = run.logs.of_axis(writes)[0] is not None and run.dtype == torch.float16
     if gradient is None or (gradient.shape[2] == run.heads and not added_to):
         return gradient
     return gradient.new_empty(*gradient.shape[:2], run.heads, gradient.shape[3], dtype=torch.float32)

@@ -7,28 +7,34 @@ import triton
 from torch import Tensor
 
 from fulmen.ops.chunks.decay_form import DecayForm
-from fulmen.ops.linear_attention.triton.launch import Gradient, Launcher, RowSums
+from fulmen.ops.linear_attention.problem import Attention, Gradients, States
+from fulmen.ops.linear_attention.triton.launch import Launcher, RowSums
 
 
-class KeyDecayGradient:
-    """The gradient of a decay per channel of the keys, which the walks for dq and dk write where it goes.
+class ChannelDecayGradient:
+    """The gradient of a decay per channel, which the walks that write its axis put where it goes.
 
     Args:
         into: None if nobody requests it.
+        of_scalar: where the gradient of a scalar decay goes that stands beside it, the sum over the channels; None if
+            nobody requests it or there is none.
     """
 
-    def __init__(self, into: Tensor | None) -> None:
-        self.into = into
+    def __init__(self, run: Launcher, into: Tensor | None, of_scalar: Tensor | None = None) -> None:
+        self.run, self.into, self.of_scalar = run, into, of_scalar
 
     @property
     def requested(self) -> bool:
         return self.into is not None
 
     def of_walk(self, walk: str, factor: Tensor, boundaries: Tensor | None = None) -> RowSums | None:
-        """What the walk for dq or dk leaves; ``boundaries`` are the states there, for dk."""
+        """What a walk leaves; ``boundaries`` are the states there, for one backward in time."""
         return None if self.into is None else RowSums(factor, self.into, None, boundaries)
 
-    def finish(self) -> None: ...
+    def finish(self) -> None:
+        if self.into is not None and self.of_scalar is not None:
+            self.run.clear_rest(self.into)
+            torch.sum(self.into, 3 if DecayForm.of(self.of_scalar).has_tokens else (0, 1, 3), out=self.of_scalar)
 
 
 class ScalarDecayGradient:
@@ -79,40 +85,17 @@ class ScalarDecayGradient:
             torch.sum(gradient, (0, 1), out=self.into)
 
 
-class DecayGradient:
-    """The gradient of the decay of one axis, as the scans that write this axis collect it.
+DecayGradient = ChannelDecayGradient | ScalarDecayGradient
 
-    A decay per channel is written as it is, ``[B, N, H, K]``. A scalar one has parts, one for each tile of the axis:
-    ``[B, N, H, tiles]``, or ``[sequences, segments, H, tiles]`` for one number per head.
 
-    Args:
-        into: where it goes in the end; None if nobody requests it.
-        walks: 2, or 1 where there is only the walk backward in time.
-    """
-
-    def __init__(self, run: Launcher, like: Tensor, into: Tensor | None, axis: str, walks: int) -> None:
-        self.into, self.form = into, DecayForm.of(into)
-        if into is None:
-            return
-        tile = run.scan_tile(axis, gradient=True)
-        batch, length, _, size = like.shape
-        of_channels, of_heads = self.form.by_channel, not self.form.has_tokens
-        columns = size if of_channels else triton.cdiv(size, tile.width)
-        outer = (run.sequences, run.partition.segments) if of_heads else (batch, length)
-        self.parts = into if of_channels else into.new_empty(*outer, run.heads, columns)
-        self.given = None
-        if walks == 2 and of_heads:  # other forms hold it in the gradient itself
-            packed = run.partition.cu_seqlens is not None
-            chunks = length // tile.chunk + run.sequences if packed else triton.cdiv(length, tile.chunk)
-            self.given = into.new_empty(batch, chunks, run.heads, columns)
-
-    @property
-    def requested(self) -> bool:
-        return self.into is not None
-
-    def walk(self, factor: Tensor, boundaries: Tensor | None = None) -> Gradient | None:
-        return None if self.into is None else Gradient(factor, self.parts, self.given, boundaries)
-
-    def finish(self) -> None:
-        if self.into is not None and not self.form.by_channel:
-            torch.sum(self.parts, 3 if self.form.has_tokens else (0, 1, 3), out=self.into)
+def decay_gradients(run: Launcher, p: Attention | States, grads: Gradients, walks: int) -> dict[str, DecayGradient]:
+    """By the axis of the walks that collect it. ``walks``: 2, or 1 where there are only those backward in time."""
+    key, value = grads.log_decay, grads.log_decay_v
+    if run.logs.key is not None:
+        return {"key": ChannelDecayGradient(run, key), "value": ChannelDecayGradient(run, value)}
+    if run.logs.value is None:
+        return {"key": ScalarDecayGradient(run, p.k, key, walks), "value": ChannelDecayGradient(run, None)}
+    if value is None and key is not None:
+        batch, length, _, size = p.v.shape
+        value = key.new_empty(batch, length, run.heads, size)
+    return {"key": ChannelDecayGradient(run, None), "value": ChannelDecayGradient(run, value, key)}

@@ -14,14 +14,12 @@ from fulmen.ops.linear_attention.problem import Attention, States
 from fulmen.ops.linear_attention.triton.merged_pairs import add_merged_pairs
 from fulmen.ops.linear_attention.triton.prepare import merge_blocks, prepare
 from fulmen.ops.linear_attention.triton.recurrent import recur
-from fulmen.ops.linear_attention.triton.scan import scan
-from fulmen.ops.linear_attention.triton.states import fold, sum_segments, summarise
+from fulmen.ops.linear_attention.triton.states import fold, sum_segments
 from fulmen.ops.linear_attention.triton.tiles import (
     fold_tile,
     merge_tile,
     prepare_tile,
     recurrent_tile,
-    scan_tile,
     sum_tile,
     walk_tile,
 )
@@ -31,10 +29,11 @@ from fulmen.runtime.architectures import Architecture, architecture_of
 from fulmen.triton_common import operands
 from fulmen.triton_common.operands import UNIT, Partition, Tokens
 from fulmen.triton_common.packed import clear_rest
-from fulmen.triton_common.tiles import Tile, WalkTile, padded
+from fulmen.triton_common.tiles import WalkTile, padded
 
-# The axis of the states that a walk writes, by what it computes.
-WALKS = {"output": "value", "dq": "key", "dk": "key", "dv": "value", "summary": "key", "summary_backward": "key"}
+# The axis of the states that a walk writes, by what it computes. A summary writes either.
+WALKS = {"output": "value", "dq": "key", "dk": "key", "dv": "value"}
+OTHER = {"key": "value", "value": "key"}
 BACKWARD = ("dk", "dv", "summary_backward")  # in time
 # Below this many tokens a segment does not pay for the extra pass over k and v that finds the states between segments.
 SHORTEST_SEGMENT = 256
@@ -46,38 +45,39 @@ class LogDecays(NamedTuple):
     scalar: Tokens | None
     key: Tokens | None
     value: Tokens | None
+    beside: Tokens | None  # the scalar one, of every token, where there is one of the values' channels too
+
+    def of_axis(self, axis: str) -> tuple[Tokens | None, Tokens | None]:
+        """Of its channels, and a scalar one that is added to them."""
+        return (self.key, None) if axis == "key" else (self.value, self.beside)
 
 
 class Rows(NamedTuple):
-    """What walks that write the value axis read: q and k, or what :mod:`.prepare` made of them. And what it found of
-    chunks, which all walks read."""
+    """What walks read of an axis. The later token of a pair has a row of q, or of the output's gradient, and the
+    earlier one of k or v: as they are, or what :mod:`.prepare` made of them."""
 
-    q: Tensor | None  # None where there is none
-    k: Tensor
+    later: Tensor | None  # None where there is none
+    earlier: Tensor
     scale: float
     scores: Tensor | None = None  # [B, N, H, C]
-    totals: Tensor | None = None  # [B, chunks, H, D]
-    reach: Tensor | None = None  # [B, chunks, H]
+    totals: Tensor | None = None  # [B, chunks, H, D or E]
+
+
+class Chunks(NamedTuple):
+    """What :mod:`.prepare` found of an axis' chunks, ``[B, chunks, H, D or E]``."""
+
+    totals: Tensor
+    left_out: Tensor
 
 
 @dataclass(frozen=True)
 class RowSums:
     """What a walk leaves for the gradient of a decay; see :mod:`fulmen.ops.linear_attention.triton.walk`."""
 
-    factor: Tensor  # of the results in the loss: q or k
-    sums: Tensor  # [B, N, H * tiles]; with a decay per channel [B, N, H, D]
+    factor: Tensor  # of the results in the loss: q or k, do or v
+    sums: Tensor  # [B, N, H * tiles]; with a decay per channel [B, N, H, D or E]
     crossing: Tensor | None  # [sequences, segments, H * tiles], for the walk backward in time and a scalar decay
     boundaries: Tensor | None  # the states there
-
-
-@dataclass(frozen=True)
-class Gradient:
-    """What a scan needs to collect the gradient of the decay of the axis it writes."""
-
-    factor: Tensor  # of the results in the loss: q, k, v or the output's gradient
-    parts: Tensor  # see :class:`DecayGradient`
-    given: Tensor | None  # written by the forward walk, read by the backward walk
-    boundaries: Tensor | None  # the states at the boundaries, for the backward walk
 
 
 class Launcher:
@@ -95,6 +95,7 @@ class Launcher:
         self.decays, self.logs = p.decays, log_decays_of(p, self.heads)
         self.per_token = p.decays.key.has_tokens and not p.decays.key.by_channel
         self.starts_empty = int(p.initial_state is None)
+        self.chunks: dict[str, Chunks] = {}  # by axis, once they are known
 
     def precision(self, of_halves: str) -> str:
         """How products are computed; see :mod:`fulmen.triton_common.products`."""
@@ -110,90 +111,92 @@ class Launcher:
         """Whether a program for each tile of each head's state leaves none of the card idle."""
         if torch.are_deterministic_algorithms_enabled():
             return True  # bits then do not depend on the batch
-        tiles = triton.cdiv(self.value_size, self.scan_tile("value", gradient=False).width)
+        _, write_size = self.sizes(self.summary_writes)
+        tiles = triton.cdiv(write_size, self.walk_tile(self.summary_writes).width)
         return self.sequences * self.heads * tiles >= self.architecture.multiprocessors
 
-    def scan_tile(self, writes: str, gradient: bool) -> Tile:
-        read, write = self.sizes(writes)
-        return scan_tile(self.architecture, read, write, self.dtype, self.decays, gradient, self.small)
+    @property
+    def by_channel(self) -> bool:
+        """Whether the channels of an axis decay each by itself."""
+        return self.decays.channel_axes > 0
 
     @property
-    def of_keys(self) -> bool:
-        """Whether the channels of the keys decay, and only they."""
-        return decays_of_keys(self.decays)
-
-    @property
-    def walks_serve(self) -> bool:
-        """Whether :func:`walk` does, and not :func:`scan`."""
-        return self.decays.channel_axes == 0 or self.of_keys
+    def summary_writes(self) -> str:
+        """One that decays by channel, if there is one: then what is read mostly does not."""
+        return "key" if self.logs.value is None else "value"
 
     def walk_tile(self, writes: str, precise: bool = False) -> WalkTile:
-        precision = self.walk_precision(precise)
-        tile = walk_tile(self.architecture, *self.sizes(writes), precision, self.small, self.of_keys)
-        if self.of_keys:  # what is prepared of a chunk serves the walks that write either axis
-            largest = max(self.key_size, self.value_size)
-            of_either = walk_tile(self.architecture, largest, largest, precision, self.small, self.of_keys)
-            tile = tile._replace(chunk=of_either.chunk)
-        return tile
+        read, write = self.sizes(writes)
+        if not self.by_channel:
+            return self.tile_of(read, write, self.walk_precision(precise))
+        # What is prepared of a chunk serves the walks that write either axis.
+        precision, largest = self.walk_precision(precise=False), max(read, write)
+        chunk = self.tile_of(largest, largest, precision).chunk
+        return self.tile_of(read, write, precision)._replace(chunk=chunk)
 
-    def chunks(self, length: int, chunk: int) -> int:
+    def tile_of(self, read: int, write: int, precision: str) -> WalkTile:
+        return walk_tile(self.architecture, read, write, precision, self.decays, self.small)
+
+    def count_chunks(self, length: int, chunk: int) -> int:
         """As many as :func:`fulmen.triton_common.operands.chunk_index` has numbers for."""
         packed = self.partition.cu_seqlens is not None
         return length // chunk + self.sequences if packed else triton.cdiv(length, chunk)
 
-    def prepare(self, p: Attention | States) -> Rows:
-        """What walks read besides the values."""
-        q, scale = (p.q, p.scale) if isinstance(p, Attention) else (None, 1.0)
-        if not self.of_keys or q is None:
-            return Rows(q, p.k, scale)
-        batch, length = p.k.shape[:2]
+    def rows(self, axis: str, later: Tensor | None, earlier: Tensor, scale: float, precise: bool = False) -> Rows:
+        """What walks read of an axis. ``precise``: the gradient of the other axis' decay depends on it."""
+        decay = self.logs.of_axis(axis)
+        if decay[0] is None or later is None:
+            return Rows(later, earlier, scale)
+        batch, length, _, size = earlier.shape
         chunk = self.walk_tile("value").chunk
-        chunks = self.chunks(length, chunk)
-        kept = torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32
+        kept = torch.bfloat16 if self.dtype == torch.bfloat16 and not precise else torch.float32
 
         def new(size: int) -> Tensor:
-            return p.k.new_empty(batch, length, self.heads, size, dtype=kept)
+            return earlier.new_empty(batch, length, self.heads, size, dtype=kept)
 
-        q_in, k_out, scores = new(self.key_size), new(self.key_size), new(chunk)
-        totals = p.k.new_empty(batch, chunks, self.heads, self.key_size, dtype=torch.float32)
-        reach = p.k.new_empty(batch, chunks, self.heads, dtype=torch.float32)
-        programs = batch * chunks * self.heads
+        self.chunks.pop(axis, None)  # they are found again
+        later_in, earlier_out, scores = new(size), new(size), new(chunk)
+        given = self.tokens(later), self.tokens(earlier), *decay
+        found = self.tokens(later_in), self.tokens(earlier_out), self.tokens(scores)
+        chunks = self.chunks[axis] = self.prepare(given, found, scale, earlier)
+        programs, numbers = self.programs_of_chunks(chunks)
         if programs > 0:
-            given = self.tokens(q), self.tokens(p.k), self.logs.key
-            found = self.tokens(q_in), self.tokens(k_out), self.tokens(scores)
-            sizes = *self.partition[:2], chunks, self.sequences, self.heads, scale
-            precision = self.precision("two terms")
-            tile = prepare_tile(self.architecture, chunk, self.key_size)
-            prepare[(programs,)](
-                *given, *found, self.tokens(totals), self.tokens(reach), *sizes,
-                C=chunk, D=padded(self.key_size), K=tile.width, PRECISION=precision, **tile.options,
-            )  # fmt: skip
-            tile = merge_tile(self.architecture, chunk, self.key_size)
+            tile = merge_tile(self.architecture, chunk, size)
             merge_blocks[(programs,)](
-                *given, *found, self.tokens(reach), *sizes,
-                C=chunk, K=tile.width, LEVELS=chunk.bit_length() - 1, PRECISION=precision, **tile.options,
+                *given, *found, self.tokens(chunks.left_out), *numbers, scale,
+                C=chunk, D=padded(size), K=tile.width, LEVELS=chunk.bit_length() - 1,
+                PRECISION=self.precision("two terms"), **tile.options,
             )  # fmt: skip
-        return Rows(q_in, k_out, 1.0, scores, totals, reach)
+        return Rows(later_in, earlier_out, 1.0, scores, chunks.totals)
 
-    def add_merged_pairs(
-        self, p: Attention, do: Tensor, rows: Rows, *,
-        dq: Tensor | None = None, dk: Tensor | None = None, gradient: Tensor | None = None,
-    ) -> None:  # fmt: skip
-        """What the walks for dq and dk left out, for them and for the ``gradient`` of the decay after both."""
-        if rows.reach is None or dq is dk is gradient is None:
-            return
-        chunk, chunks = self.walk_tile("key").chunk, rows.reach.shape[1]
-        programs = rows.reach.numel()
-        if programs == 0:
-            return
-        tile = merge_tile(self.architecture, chunk, max(self.key_size, self.value_size))
-        add_merged_pairs[(programs,)](
-            self.tokens(p.q), self.tokens(p.k), self.tokens(p.v), self.tokens(do), self.logs.key,
-            self.tokens(rows.reach), self.tokens(dq), self.tokens(dk), self.tokens(gradient),
-            *self.partition[:2], chunks, self.sequences, self.heads, p.scale,
-            C=chunk, K=tile.width, LEVELS=chunk.bit_length() - 1, PRECISION=self.precision("two terms"),
-            **tile.options,
-        )  # fmt: skip
+    def chunks_of(self, axis: str, like: Tensor) -> Chunks:
+        """Of an axis whose channels decay; ``like``: any tensor with the tokens."""
+        if axis not in self.chunks:
+            given = None, None, *self.logs.of_axis(axis)
+            self.chunks[axis] = self.prepare(given, (None, None, None), 1.0, like)
+        return self.chunks[axis]
+
+    def prepare(
+        self, given: tuple[Tokens | None, ...], found: tuple[Tokens | None, ...], scale: float, like: Tensor
+    ) -> Chunks:  # fmt: skip
+        decay, (batch, length) = given[2], like.shape[:2]
+        assert decay is not None
+        chunk = self.walk_tile("value").chunk
+        shape = batch, self.count_chunks(length, chunk), self.heads, decay.size
+        chunks = Chunks(like.new_empty(shape, dtype=torch.float32), like.new_empty(shape, dtype=torch.int8))
+        programs, numbers = self.programs_of_chunks(chunks)
+        if programs > 0:
+            tile = prepare_tile(self.architecture, chunk, decay.size)
+            prepare[(programs,)](
+                *given, *found, self.tokens(chunks.totals), self.tokens(chunks.left_out), *numbers, scale,
+                C=chunk, D=padded(decay.size), K=tile.width, PRECISION=self.precision("two terms"), **tile.options,
+            )  # fmt: skip
+        return chunks
+
+    def programs_of_chunks(self, chunks: Chunks) -> tuple[int, tuple[Any, ...]]:
+        """One for each chunk of each head, and what they find it by."""
+        batch, count = chunks.totals.shape[:2]
+        return batch * count * self.heads, (*self.partition[:2], count, self.sequences, self.heads)
 
     def walk(
         self,
@@ -203,52 +206,86 @@ class Launcher:
         result: Tensor | None,
         *,
         walk: str,
-        scale: float,
-        entering: Tensor | None,
         rows: Rows,
+        entering: Tensor | None,
         leaving: Tensor | None = None,
         row_sums: RowSums | None = None,
         precise: bool = False,
         one_by_one: bool = False,
+        carry: bool = False,
     ) -> None:
-        """``walk`` is the one of :data:`WALKS` that computes ``result``.
-
+        """
         Args:
-            rows: what was prepared.
+            walk: the one of :data:`WALKS` that computes ``result``, or a summary.
+            rows: what x and y are of.
             precise: whether the gradient of a decay depends on it.
             one_by_one: walk a segment after the other, each from what left the one before.
+            carry: the same in one launch, that leaves the state at every boundary.
         """
-        writes, segments = WALKS[walk], self.partition.segments
+        writes, segments = WALKS.get(walk, self.summary_writes), self.partition.segments
         read_size, write_size = self.sizes(writes)
         tile = self.walk_tile(writes, precise)
-        walked = 1 if one_by_one else segments
+        walked = 1 if one_by_one or carry else segments
         programs = self.sequences * walked * self.heads * triton.cdiv(write_size, tile.width)
         if programs == 0:
             return
         transposed = (writes == "key") != tile.mirrored
-        of_written = self.logs.key if writes == "key" else None
-        scores = rows.scores if writes == "value" and y is not None else None
-        firsts = range(0, segments, walked)
+        decay, read_decay, write_decay = self.decays_of_walk(writes, rows)
+        pairs = x is not None and y is not None
+        chunks = self.chunks_of(writes, x) if write_decay is not None and pairs and x is not None else None
+        firsts = [0] if carry else range(0, segments, walked)
         for first in reversed(firsts) if walk in BACKWARD else firsts:
             walk_kernel[(programs,)](
-                self.tokens(x), self.tokens(y), self.tokens(z), self.tokens(result),
-                self.logs.scalar, of_written, self.tokens(scores), self.tokens(rows.totals), self.tokens(rows.reach),
+                self.tokens(x), self.tokens(y), self.tokens(z), self.tokens(result), decay, read_decay, write_decay,
+                self.tokens(rows.scores), self.tokens(rows.totals),
+                *((None, None) if chunks is None else (self.tokens(chunks.totals), self.tokens(chunks.left_out))),
                 self.states(operands.readable_state(entering), transposed), self.states(leaving, transposed),
                 *self.row_sums(row_sums, transposed), first, walked, self.starts_empty,
-                *self.partition, self.heads, read_size, write_size, scale,
+                *self.partition, self.heads, read_size, write_size, rows.scale,
                 C=tile.chunk, R=padded(read_size), W=tile.width, MIRRORED=tile.mirrored,
                 WHOLE=read_size == padded(read_size) and write_size % tile.width == 0,
-                PER_TOKEN=self.per_token, WALK=walk,
+                PER_TOKEN=self.per_token, WALK=walk, WRITES=writes, CARRY=carry,
                 PRECISION=self.walk_precision(precise),
                 **tile.options,
             )  # fmt: skip
+        if chunks is not None:
+            self.add_merged_pairs(x, y, z, result, rows, row_sums, chunks, walk, tile.chunk)
+
+    def decays_of_walk(self, writes: str, rows: Rows) -> tuple[Tokens | None, Tokens | None, Tokens | None]:
+        """Of all channels, and of those that are read and written. What was prepared has them in it."""
+        if not self.by_channel:
+            return self.logs.scalar, None, None
+        of_read, of_written = (self.logs.of_axis(axis) for axis in (OTHER[writes], writes))
+        if rows.totals is not None:
+            of_read = None, None
+        beside = of_written[1] if of_read[1] is None else of_read[1]
+        return beside, of_read[0], of_written[0]
+
+    def add_merged_pairs(
+        self, x: Tensor | None, y: Tensor | None, z: Tensor | None, result: Tensor | None,
+        rows: Rows, row_sums: RowSums | None, chunks: Chunks, walk: str, chunk: int,
+    ) -> None:  # fmt: skip
+        """What a walk left out. The gradient of the decay gets it after the walk backward in time."""
+        backward, gradient = walk in BACKWARD, None
+        if row_sums is not None and backward:
+            gradient = row_sums.sums
+        if result is gradient is None:
+            return
+        if rows.scores is not None:
+            x = y = None
+        programs, numbers = self.programs_of_chunks(chunks)
+        tile = merge_tile(self.architecture, chunk, max(self.key_size, self.value_size))
+        add_merged_pairs[(programs,)](
+            self.tokens(x), self.tokens(y), self.tokens(z),
+            None if gradient is None or row_sums is None else self.tokens(row_sums.factor),
+            self.tokens(rows.scores), *self.logs.of_axis(WALKS[walk]), self.tokens(chunks.left_out),
+            self.tokens(result), self.tokens(gradient), *numbers, rows.scale,
+            C=chunk, D=padded(chunks.totals.shape[3]), K=tile.width, LEVELS=chunk.bit_length() - 1, BACKWARD=backward,
+            PRECISION=self.precision("two terms"), **tile.options,
+        )  # fmt: skip
 
     def walk_precision(self, precise: bool) -> str:
-        """Gradients of decays take away what they added. One for a whole head moreover adds what is left over all
-        tokens, and every token's error with it as often as there are tokens before it."""
-        if precise and not self.of_keys:
-            return self.precision("two terms" if self.per_token else "three terms")
-        return precision_of(self.dtype, self.architecture, self.of_keys)
+        return precision_of(self.dtype, self.architecture, self.decays, precise)
 
     def row_sums(self, row_sums: RowSums | None, transposed: bool) -> tuple[Any, Any, Any, Any]:
         if row_sums is None:
@@ -274,74 +311,6 @@ class Launcher:
             C=tile.chunk, TILES=backward.shape[2] // self.heads, PER_TOKEN=self.per_token, **tile.options,
         )  # fmt: skip
 
-    def scan(
-        self,
-        x: Tensor,
-        y: Tensor | None,
-        z: Tensor | None,
-        result: Tensor | None,
-        *,
-        walk: str,
-        scale: float,
-        entering: Tensor | None,
-        leaving: Tensor | None = None,
-        gradient: Gradient | None = None,
-    ) -> None:
-        """``walk`` is the one of :data:`WALKS` that computes ``result``."""
-        writes = WALKS[walk]
-        read_size, write_size = self.sizes(writes)
-        tile = self.scan_tile(writes, gradient is not None)
-        programs = self.sequences * self.partition.segments * self.heads * triton.cdiv(write_size, tile.width)
-        if programs == 0:
-            return
-        transposed = writes == "key"
-        channels = (self.logs.key, self.logs.value)
-        scan[(programs,)](
-            self.tokens(x), self.tokens(y), self.tokens(z), self.tokens(result),
-            self.logs.scalar, *(reversed(channels) if transposed else channels),
-            self.states(operands.readable_state(entering), transposed), self.states(leaving, transposed),
-            *self.gradient(gradient, transposed), self.starts_empty,
-            *self.partition, self.heads, write_size, scale,
-            C=tile.chunk, R=padded(read_size), S=tile.slices, W=tile.width, LEVELS=tile.chunk.bit_length() - 1,
-            PER_TOKEN=self.per_token, WALK=walk,
-            PRECISION=self.precision("two terms" if gradient is None else "three terms"),
-            **tile.options,
-        )  # fmt: skip
-
-    def gradient(self, gradient: Gradient | None, transposed: bool) -> tuple[Any, Any, Any, Any]:
-        if gradient is None:
-            return None, None, None, None
-        return (
-            self.tokens(gradient.factor),
-            self.tokens(gradient.parts),
-            self.tokens(gradient.given),
-            self.states(gradient.boundaries, transposed),
-        )
-
-    def summarise(
-        self,
-        y: Tensor,
-        z: Tensor,
-        boundaries: Tensor,
-        *,
-        backward: bool = False,
-        scale: float = 1.0,
-        carry: bool = False,
-    ) -> None:
-        """Write what each segment adds to the boundary after it; with ``carry``, the states themselves."""
-        tile = self.scan_tile("value", gradient=False)
-        programs = self.sequences * self.heads * triton.cdiv(self.value_size, tile.width)
-        programs *= 1 if carry else self.partition.segments
-        if programs == 0:
-            return
-        summarise[(programs,)](
-            self.tokens(y), self.tokens(z), self.logs.scalar, self.logs.key, self.logs.value,
-            self.states(boundaries), *self.partition, self.heads, scale,
-            C=tile.chunk, R=padded(self.key_size), S=tile.slices, W=tile.width, PER_TOKEN=self.per_token,
-            BACKWARD=backward, CARRY=carry, PRECISION=self.precision("three terms"),
-            **tile.options,
-        )  # fmt: skip
-
     def fold(self, boundaries: Tensor, *, backward: bool = False) -> None:
         """Turn what segments add, at the boundaries after them, into the states there."""
         tile = fold_tile()
@@ -352,8 +321,8 @@ class Launcher:
             return
         fold[(programs,)](
             self.states(boundaries),
-            None if self.per_token else self.logs.scalar,
-            self.totals(self.logs.scalar if self.per_token else None, boundaries),
+            None if self.per_token or self.logs.beside is not None else self.logs.scalar,
+            self.totals(self.logs.scalar if self.per_token else self.logs.beside, boundaries),
             self.totals(self.logs.key, boundaries),
             self.totals(self.logs.value, boundaries),
             *self.partition, self.heads, self.key_size, self.value_size,
@@ -410,16 +379,23 @@ class Launcher:
         return None if x is None else operands.states(x, transposed)
 
 
-def precision_of(dtype: torch.dtype, architecture: Architecture, prepared: bool = False) -> str:
+def precision_of(dtype: torch.dtype, architecture: Architecture, decays: Decays, precise: bool = False) -> str:
     """How walks compute the products of results that are rounded to ``dtype``: no better than the inputs are.
-    Where rows were rounded when they were prepared, the state that they read is not rounded as much."""
-    terms = ("one term", "two terms", "three terms")[prepared:]
-    return dict(zip((torch.bfloat16, torch.float16), terms, strict=False)).get(dtype, architecture.single)
+    Where rows were rounded when they were prepared, the state that they read is not rounded as much.
 
-
-def decays_of_keys(decays: Decays) -> bool:
-    """Whether they are per channel, of the keys' axis alone."""
-    return decays.key.by_channel and decays.channel_axes == 1
+    ``precise``: gradients of decays take away what they added. One for a whole head moreover adds what is left over all
+    tokens, and every token's error with it as often as there are tokens before it; and where both axes decay by
+    channel, rows as well as states have several terms.
+    """
+    by_channel = decays.channel_axes > 0
+    terms = {torch.bfloat16: 1 + by_channel, torch.float16: 2 + by_channel}.get(dtype)
+    if terms is None:
+        return architecture.single
+    if precise and (decays.key.by_head or decays.channel_axes == 2):
+        terms = 3
+    elif precise and not by_channel:
+        terms = 2
+    return ("one term", "two terms", "three terms")[terms - 1]
 
 
 def numbers(x: Tensor | None) -> Tokens | None:
@@ -437,7 +413,12 @@ def log_decays_of(p: Attention | States, heads: int) -> LogDecays:
         return operands.tokens(rows, heads)
 
     key, value = tokens(p.log_decay), tokens(p.log_decay_v)
-    return LogDecays(None, key, value) if p.decays.key.by_channel else LogDecays(key, None, value)
+    if p.decays.key.by_channel:
+        return LogDecays(None, key, value, None)
+    beside = None
+    if p.log_decay is not None and value is not None:
+        beside = operands.tokens(p.log_decay.expand(*p.k.shape[:2], heads), heads)
+    return LogDecays(key, None, value, beside)
 
 
 def partition_attention(p: Attention, schedule: str, longest: int | None = None) -> tuple[Partition, int]:
@@ -448,7 +429,7 @@ def partition_attention(p: Attention, schedule: str, longest: int | None = None)
         tokens = UNIT.value
     elif schedule == "auto" and not torch.are_deterministic_algorithms_enabled():
         architecture = architecture_of(p.q.device)
-        programs, resident = programs_of(p, architecture)
+        programs, resident = programs_of(p, architecture, precise=longest is not None)
         wanted = max(resident * architecture.multiprocessors // max(programs, 1), 1)
         tokens = max(
             triton.cdiv(triton.cdiv(length, sequences if p.cu_seqlens is not None else 1), wanted), SHORTEST_SEGMENT
@@ -464,12 +445,9 @@ def partition_attention(p: Attention, schedule: str, longest: int | None = None)
     ), sequences
 
 
-def programs_of(p: Attention, architecture: Architecture) -> tuple[int, int]:
+def programs_of(p: Attention, architecture: Architecture, precise: bool) -> tuple[int, int]:
     """Of a walk with one segment: how many there are, and how many a multiprocessor holds at once."""
     sizes, heads = (p.q.shape[3], p.v.shape[3]), p.state_shape[0] * p.heads
-    of_keys = decays_of_keys(p.decays)
-    if p.decays.channel_axes and not of_keys:
-        of_scan = scan_tile(architecture, *sizes, p.q.dtype, p.decays, gradient=False, small=False)
-        return heads * triton.cdiv(sizes[1], of_scan.width), 2
-    tile = walk_tile(architecture, *sizes, precision_of(p.q.dtype, architecture, of_keys), False, of_keys)
+    precision = precision_of(p.q.dtype, architecture, p.decays, precise)
+    tile = walk_tile(architecture, *sizes, precision, p.decays, small=False)
     return heads * triton.cdiv(sizes[1], tile.width), tile.resident

@@ -1,5 +1,4 @@
-"""The kernel that walks the chunks of a segment, where all channels of a token share one decay, nothing decays, or the
-channels of the keys each have one.
+"""The kernel that walks the chunks of a segment. All of linear attention, forward and backward, is this one walk.
 
     S ← e^total S + Σ_j e^leave_j y_j z_jᵀ             the state [R, W], over the chunks of the segment
     r_i = e^enter_i x_i S + Σ_j e^between_ij (x_i · y_j) z_j     what the tokens of a chunk get
@@ -13,19 +12,22 @@ next chunk's are under way while this one is worked on; the scale goes into weig
 ``MIRRORED`` computes the transpose of everything. The state is then the left factor of its product with the rows, which
 on NVIDIA's before Hopper stays in registers, where the right one goes through shared memory.
 
-With a decay per channel of the keys, e^total is a number for each key of the state. Where the keys are read, x and y
-are the rows that :mod:`.prepare` weighed, e^enter and e^leave are in them, and the pairs e^between_ij (x_i · y_j) are
-there already. Where they are written, in dq and dk, enter and leave are found here for each channel, and
+Where the channels of an axis decay each by itself, e^total is a number for each channel of the state. An axis that is
+read was prepared (:mod:`.prepare`): e^enter and e^leave are in the rows x and y, and the pairs e^between_ij (x_i · y_j)
+are there already. Without pairs, in walks that have no x or no y, the rows are weighed here. On the axis that is
+written, enter and leave are found here for each channel, and
 
     Σ_j e^between_ij (x_i · y_j) z_j = e^(enter_i - total) ⊙ Σ_j (x_i · y_j) (e^leave_j ⊙ z_j)
 
-whose last factor is in the state's sum anyway. That holds in the chunks that do not reach too far (:mod:`.prepare`); in
-others this sum is left out, and :mod:`.merged_pairs` adds it.
+whose last factor is in the state's sum anyway. That holds for channels that do not reach too far (:mod:`.prepare`); of
+others this sum is left out, and :mod:`.merged_pairs` adds it. A scalar decay of the keys beside one of the values'
+channels is added to theirs.
 
-The gradient of the decay needs the walks that write the key axis, dq and dk, with m = q and m = k. They leave the sums
-m_i · r_i of each token behind, without the pair of the token with itself, which does not decay; and the walk backward
-in time also Σ S ⊙ dS at the end of its segment. :func:`sum_decay_gradient` makes the gradient of them. With a decay per
-channel the walk for dq leaves m_i ⊙ r_i, and that for dk puts the gradient in their place (:func:`channel_gradient`).
+The gradient of a scalar decay needs the walks that write the key axis, dq and dk, with m = q and m = k. They leave the
+sums m_i · r_i of each token behind, without the pair of the token with itself, which does not decay; and the walk
+backward in time also Σ S ⊙ dS at the end of its segment. :func:`sum_decay_gradient` makes the gradient of them. With a
+decay per channel of the written axis, the walk forward in time (dq, or the output with m = do) leaves m_i ⊙ r_i, and
+the one backward in time (dk, or dv with m = v) puts the gradient in their place (:func:`channel_gradient`).
 """
 
 from __future__ import annotations
@@ -34,7 +36,6 @@ import triton
 import triton.language as tl
 
 from fulmen.ops.linear_attention.triton.naming import decays
-from fulmen.ops.linear_attention.triton.prepare import REACH
 from fulmen.triton_common.decays import channel_logs, exponents, weigh
 from fulmen.triton_common.mirrored import (
     by_column,
@@ -65,7 +66,10 @@ LOG_NOTHING = tl.constexpr(-24.0 * 0.6931471805599453)
 
 
 def words(walk: Compiled) -> tuple[str, ...]:
-    form = decays(walk.has("decay") and not walk["PER_TOKEN"], walk["PER_TOKEN"], walk.has("totals"), False)
+    read, write = walk.has("totals") or walk.has("read_decay"), walk.has("write_decay")
+    key, value = (read, write) if walk["WRITES"] == "value" else (write, read)
+    scalar = walk.has("decay") and not walk["PER_TOKEN"]
+    form = decays(scalar, walk["PER_TOKEN"], key, value)
     return walk["WALK"], form, "and_gradient" if walk.has("m") else ""
 
 
@@ -76,17 +80,19 @@ def words(walk: Compiled) -> tuple[str, ...]:
 )
 def walk(
     x, y, z, result,  # Tokens or None
-    decay,  # Tokens; None: nothing decays, or every channel by itself
-    write_decay,  # Tokens or None: of each channel that is written
-    scores, totals, reach,  # Tokens or None, of chunks: pairs, what is left of the state, how far it decays (.prepare)
+    decay,  # Tokens or None: of all channels
+    read_decay, write_decay,  # Tokens or None: of each channel that is read and was not prepared, or written
+    scores, totals,  # Tokens or None, prepared: pairs, what chunks leave of each channel that is read
+    write_totals, left_out,  # Tokens or None: the same of those that are written, and whether their pairs are left out
     entering, leaving,  # States by boundary; None: zeros enter, what leaves is not stored
     m, sums, crossing, boundaries,  # for the gradient of the decay; boundaries: the states, where S is their gradient
     first_segment, walked,  # the segments of this launch
     starts_empty,  # 1 where no state enters the sequences, else 0
     cu_seqlens, length, segments, segment_tokens, heads, read_size, write_size, scale,
     C: tl.constexpr, R: tl.constexpr, W: tl.constexpr, MIRRORED: tl.constexpr, WHOLE: tl.constexpr,
-    PER_TOKEN: tl.constexpr, WALK: tl.constexpr, PRECISION: tl.constexpr,
+    PER_TOKEN: tl.constexpr, WALK: tl.constexpr, WRITES: tl.constexpr, CARRY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """``CARRY``: a program has all segments of its sequence, and leaves the state at each of their boundaries."""
     partition = Partition(cu_seqlens, length, segments, segment_tokens)
     tiles = tl.cdiv(write_size, W)
     program = tl.program_id(0)
@@ -117,13 +123,20 @@ def walk(
         else:
             held = sum_rows(state * other, MIRRORED)
 
-    steps = tl.cdiv(last - first, C).to(tl.int32)
+    steps, in_segment = tl.cdiv(last - first, C).to(tl.int32), tl.cdiv(segment_tokens, C)
+    if CARRY:
+        steps = (segments - 1) * in_segment + tl.cdiv(length - (segments - 1) * segment_tokens, C)
     # Masks and addresses are computed for each chunk: kept in registers from chunk to chunk they cost more.
     for step in tl.range(0, steps, disable_licm=True):
         t = first + step * C
         if BACKWARD:
             t = first + (steps - 1 - step) * C
-        valid = (last - t).to(tl.int32)
+        end = last
+        if CARRY:
+            carried_to = step // in_segment + 1
+            t = first + (carried_to - 1) * segment_tokens + step % in_segment * C
+            end = tl.minimum(first + carried_to * segment_tokens, length)
+        valid = (end - t).to(tl.int32)
         # From 0 to C - 1; what is added is always 0, but the compiler cannot know and so leaves the masks in the loop.
         rows = tl.arange(0, C) + (valid < 1).to(tl.int32)
         if x is not None:
@@ -142,10 +155,16 @@ def walk(
             pairs = tl.load(pointers, mask=of_row < valid, other=0.0)
         if totals is not None:
             chunk = chunk_index(partition, sequence, start, t, C)
-            left = load_row(totals, batch, chunk, head, reads if write_decay is None else writes)
+            read_left = load_row(totals, batch, chunk, head, reads)
+        if read_decay is not None:
+            scalar = decay if write_decay is None else None
+            read_logs = oriented(channel_logs(read_decay, batch, t, head, rows, valid, reads, scalar), MIRRORED)
         if write_decay is not None:
-            logs = oriented(channel_logs(write_decay, batch, t, head, rows, valid, writes), MIRRORED)
-            reached = tl.load(row_of(reach, batch, chunk, head))
+            logs = oriented(channel_logs(write_decay, batch, t, head, rows, valid, writes, decay), MIRRORED)
+            if write_totals is not None:
+                chunk = chunk_index(partition, sequence, start, t, C)
+                left = load_row(write_totals, batch, chunk, head, writes)
+                too_far = load_row(left_out, batch, chunk, head, writes) > 0
             forward = None
             if m is not None and BACKWARD and y is not None:
                 forward = oriented(load_rows(sums, batch, t, head, rows, valid, writes, WHOLE), MIRRORED)
@@ -153,35 +172,47 @@ def walk(
 
         # Weights: of tokens, from where the state enters and to where it leaves the chunk; of pairs, and of their sums.
         enter, leave, of_pairs, of_sum = None, None, None, None
-        if decay is not None:
+        if decay is not None and read_decay is None and write_decay is None:
             enter, leave, of_pairs, total = exponents(
                 decay, batch, t, head, rows, valid, C, PER_TOKEN, BACKWARD, MIRRORED
             )
             enter, leave = by_row(tl.exp2(enter), MIRRORED), by_row(tl.exp2(leave), MIRRORED)
             of_pairs = tl.exp2(of_pairs)
+        if read_decay is not None:
+            read_left = tl.exp(sum_rows(read_logs, MIRRORED))
+            between = j <= i if (x is None) == BACKWARD else j > i
+            read_weights = tl.exp(times(between.to(tl.bfloat16), read_logs, MIRRORED, THREE_TERMS))
+            if x is None:
+                y_rows = y_rows * read_weights
+            else:
+                x_rows = x_rows * read_weights
         if write_decay is not None:
+            if write_totals is None:
+                left = tl.exp(sum_rows(logs, MIRRORED))
             from_start = tl.exp(times((j <= i).to(tl.bfloat16), logs, MIRRORED, THREE_TERMS))
             to_end = tl.exp(times((j > i).to(tl.bfloat16), logs, MIRRORED, THREE_TERMS))
             enter, leave = (to_end, from_start) if BACKWARD else (from_start, to_end)
-        if totals is None:
+        if totals is None and write_decay is None:
             of_pairs = weigh(scale, of_pairs)
         if totals is None or write_decay is not None:  # else the scale is in what was prepared
             if BACKWARD:
                 leave = weigh(scale, leave)
             else:
                 enter = weigh(scale, enter)
-        if write_decay is not None:
-            of_sum = enter * by_column(tl.where(reached > REACH, 0.0, 1.0 / tl.maximum(left, SMALLEST)), MIRRORED)
+        if left_out is not None:
+            of_sum = enter * by_column(tl.where(too_far, 0.0, 1.0 / tl.maximum(left, SMALLEST)), MIRRORED)
 
         # What the state gives to the tokens; what they leave of it and add to it.
         if x is not None:
             values = weigh(times(x_rows, state, MIRRORED, PRECISION), enter)
             if y is not None and scores is None:
                 pairs = weigh(times(x_rows, tl.trans(y_rows), MIRRORED, PRECISION), of_pairs)
-        if decay is not None:
+        if totals is not None or read_decay is not None:
+            state *= by_row(read_left, MIRRORED)
+        if write_decay is not None:
+            state *= by_column(left, MIRRORED)
+        elif decay is not None and read_decay is None:
             state *= tl.exp2(total)
-        if totals is not None:
-            state *= by_row(left, MIRRORED) if write_decay is None else by_column(left, MIRRORED)
         if y is not None:
             added = z_rows if leave is None else z_rows.to(tl.float32) * leave
             state += times(tl.trans(y_rows), added, MIRRORED, ADDED)
@@ -193,12 +224,12 @@ def walk(
             if m is not None and write_decay is not None:
                 exchanged = sum_rows(values * m_rows, MIRRORED)
             if y is not None:
-                if scores is not None:
-                    others = pairs
-                elif m is None:
-                    others = tl.where(i <= j if BACKWARD else i >= j, pairs, 0.0)
-                else:
+                if m is not None:
                     others = tl.where(i < j if BACKWARD else i > j, pairs, 0.0)
+                elif scores is not None:
+                    others = pairs
+                else:
+                    others = tl.where(i <= j if BACKWARD else i >= j, pairs, 0.0)
                 values += weigh(times(others, z_rows, MIRRORED, PRECISION), of_sum)
             if m is not None:
                 if write_decay is None:
@@ -219,8 +250,14 @@ def walk(
                     values += weigh(own, of_sum)
             if result is not None:
                 store_rows(result, batch, t, head, rows, valid, writes, oriented(values, MIRRORED), WHOLE)
+        if CARRY:
+            boundary = program * 0 + carried_to
+            if ((step + 1) % in_segment == 0) | (step + 1 == steps):
+                store_oriented_state(
+                    leaving, sequence, head, boundary, reads, writes, read_size, write_size, state, MIRRORED
+                )  # fmt: skip
 
-    if leaving is not None:
+    if leaving is not None and not CARRY:
         store_oriented_state(
             leaving, sequence, head, after, reads, writes, read_size, write_size, state, MIRRORED
         )  # fmt: skip
@@ -230,10 +267,11 @@ def walk(
 def channel_gradient(backward, forward, exchanged, held, crosses, logs, i, j, MIRRORED: tl.constexpr):
     """The gradient of a decay per channel at the tokens of a chunk, ``[C, W]``, and what is held before it, ``[W]``.
 
-    As in :func:`sum_decay_gradient` it grows from a token to the one before by q ⊙ dq - k ⊙ dk, ``forward - backward``,
-    from what is held after the chunk, S ⊙ dS summed over the values. But only what the chunk ``exchanged`` with the
-    states is taken from and added to that, and not the pairs inside it, which would leave their rounding behind. The
-    walk for dq left what it exchanged in place of the first row, which no other token's gradient has.
+    As in :func:`sum_decay_gradient` it grows from a token to the one before by q ⊙ dq - k ⊙ dk (of the values: o ⊙ do -
+    v ⊙ dv), ``forward - backward``, from what is held after the chunk, S ⊙ dS summed over the other axis. But only what
+    the chunk ``exchanged`` with the states is taken from and added to that, and not the pairs inside it, which would
+    leave their rounding behind. The walk forward in time left what it exchanged in place of the first row, which no
+    other token's gradient has.
 
     Where nothing crosses the chunk, all that is held after it began in it. Where a decay leaves nothing, the gradient
     is 0.

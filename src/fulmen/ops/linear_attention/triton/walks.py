@@ -1,5 +1,4 @@
-"""Linear attention as walks of :mod:`.walk`: where all channels of a token decay alike, nothing decays, or the channels
-of the keys decay each by itself."""
+"""Linear attention as walks of :mod:`.walk`."""
 
 from __future__ import annotations
 
@@ -8,164 +7,198 @@ from torch import Tensor
 
 from fulmen.ops.linear_attention.problem import Attention, Gradients, States
 from fulmen.ops.linear_attention.triton.boundaries import fill_boundary, new_boundaries, per_head, sum_heads
-from fulmen.ops.linear_attention.triton.decay_gradients import KeyDecayGradient, ScalarDecayGradient
-from fulmen.ops.linear_attention.triton.launch import Launcher, Rows, partition_attention
+from fulmen.ops.linear_attention.triton.decay_gradients import DecayGradient, decay_gradients
+from fulmen.ops.linear_attention.triton.launch import OTHER, Launcher, Rows, partition_attention
 
 # The gradient of a decay starts again with every segment (:mod:`.walk`), so that rounding does not add up.
 LONGEST_SEGMENT = 2048
 
-DecayGradient = KeyDecayGradient | ScalarDecayGradient
-
 
 def forward(run: Launcher, p: Attention, output: Tensor, state: Tensor | None) -> None:
-    entering, leaving, rows = p.initial_state, state, run.prepare(p)
+    entering, leaving, rows = p.initial_state, state, run.rows("key", p.q, p.k, p.scale)
     if run.partition.segments > 1:
-        entering, leaving = state_boundaries(run, p, rows, precise=False), None
+        entering, leaving = state_boundaries(run, p, precise=False), None
         if state is not None:
             state.copy_(entering[:, :, -1])
+    into = per_head(run, "value", output)
     run.walk(
-        rows.q, rows.k, p.v, output,
-        walk="output", scale=rows.scale, entering=entering, leaving=leaving, rows=rows,
+        rows.later, rows.earlier, p.v, into,
+        walk="output", rows=rows, entering=entering, leaving=leaving,
     )  # fmt: skip
+    sum_heads(into, output)
 
 
-def backward(
-    p: Attention, schedule: str, do: Tensor | None, grad_state: Tensor | None, grads: Gradients
-) -> None:  # fmt: skip
-    """Where the schedule has one segment, but the gradient of a decay wants several, they are walked one by one."""
-    small, longest = schedule == "recompute", LONGEST_SEGMENT if grads.log_decay is not None else None
-    whole = Launcher(p, *partition_attention(p, schedule), small=small)
-    run = Launcher(p, *partition_attention(p, schedule, longest), small=small)
-    at_once = whole.partition.segments > 1
-    decay, rows = decay_gradient(run, p, grads, walks=1 if do is None else 2), run.prepare(p)
+def backward(p: Attention, schedule: str, do: Tensor | None, grad_state: Tensor | None, grads: Gradients) -> None:
+    """One axis after the other, so that what is prepared of the one is gone before the other's is made."""
+    call = Backward(p, schedule, do, grad_state, grads)
+    call.walk("value", (do, p.v), (None, grads.v))
+    call.walk("key", (p.q, p.k), (grads.q, grads.k))
+    call.run.clear_rest(*grads[:5])
 
-    boundaries = None
-    if grads.q is not None or decay.requested:
-        boundaries = walk_forward(run, p, rows, do, decay, grads, at_once)
-    if grads.k is grads.v is grads.initial_state is None and not decay.requested:
-        return
-    if at_once and do is not None:
-        entering = grad_boundaries(run, p, rows, do, grad_state, precise=decay.requested)
-        if grads.initial_state is not None:
-            grads.initial_state.copy_(entering[:, :, 0])
-        walk_dk(run, p, rows, do, entering, None, boundaries, decay, grads)
-        walk_dv(run, p, rows, do, entering, None, grads)
-    else:
-        carried = None
-        if run.partition.segments > 1:
-            carried = p.k.new_zeros(p.state_shape, dtype=torch.float32) if grad_state is None else grad_state.float()
-            carried = carried.clone() if carried is grad_state else carried
-        walk_dk(run, p, rows, do, grad_state if carried is None else carried, carried, boundaries, decay, grads)
-        walk_dv(whole, p, rows, do, grad_state, grads.initial_state, grads)
-    decay.finish()
+
+class Backward:
+    """One call. Where the schedule has one segment, but the gradient of a decay wants several, they are walked one by
+    one.
+
+    Args:
+        do: the gradient of the output; None: nothing flows through it, and so not through q.
+        grad_state: that of the final state.
+    """
+
+    def __init__(
+        self, p: Attention, schedule: str, do: Tensor | None, grad_state: Tensor | None, grads: Gradients
+    ) -> None:
+        learned = grads.log_decay is not None or grads.log_decay_v is not None
+        small, longest = schedule == "recompute", LONGEST_SEGMENT if learned else None
+        self.p, self.do, self.grad_state, self.grads = p, do, grad_state, grads
+        self.whole = Launcher(p, *partition_attention(p, schedule), small=small)
+        self.run = Launcher(p, *partition_attention(p, schedule, longest), small=small)
+        self.at_once = self.whole.partition.segments > 1
+        self.decays, self.learned = decay_gradients(self.run, p, grads, walks=1 if do is None else 2), learned
+        self.boundaries: Tensor | None = None  # the states there, once they are known
+        self.grad_boundaries: Tensor | None = None  # their gradients
+
+    def walk(
+        self, writes: str, factors: tuple[Tensor | None, Tensor], results: tuple[Tensor | None, Tensor | None]
+    ) -> None:
+        """Forward and backward in time, to what is requested on an axis.
+
+        Args:
+            factors: q and k, or do and v; results: their gradients.
+        """
+        p, decay, (later, earlier), (of_later, of_earlier) = self.p, self.decays[writes], factors, results
+        read = (None if self.do is None else p.q, p.k) if writes == "value" else (self.do, p.v)
+        forward_too = of_later is not None or decay.requested
+        backward_too = of_earlier is not None or decay.requested or (
+            writes == "value" and self.grads.initial_state is not None
+        )  # fmt: skip
+        if forward_too or backward_too:
+            rows = self.run.rows(OTHER[writes], *read, p.scale, precise=decay.requested)
+            if forward_too:
+                self.walk_forward(writes, rows, later, earlier, of_later, decay)
+            if backward_too:
+                self.walk_backward(writes, rows, later, earlier, of_earlier, decay)
+        decay.finish()
+
+    def walk_forward(
+        self, writes: str, rows: Rows, later: Tensor | None, earlier: Tensor, result: Tensor | None,
+        decay: DecayGradient,
+    ) -> None:  # fmt: skip
+        """dq, and the states at the boundaries where the gradient of a decay or several segments need them."""
+        p, run = self.p, self.run
+        if self.do is None or later is None:
+            if result is not None:
+                result.zero_()
+            if decay.requested:
+                self.find_boundaries()
+            return
+        entering, leaving = p.initial_state, None
+        if self.at_once:
+            self.find_boundaries()
+        known = self.boundaries is not None
+        if not known and self.learned:
+            self.boundaries = leaving = new_boundaries(run, p)
+            fill_boundary(self.boundaries[:, :, 0], p.initial_state)
+        if self.boundaries is not None:
+            entering = self.boundaries
+        into = per_head(run, writes, result)
+        walk = "dq" if writes == "key" else "output"
+        run.walk(
+            rows.later, rows.earlier, earlier, into, walk=walk, rows=rows, entering=entering, leaving=leaving,
+            row_sums=decay.of_walk(walk, later), precise=self.learned, one_by_one=not known,
+        )  # fmt: skip
+        sum_heads(into, result)
+
+    def walk_backward(
+        self, writes: str, rows: Rows, later: Tensor | None, earlier: Tensor, result: Tensor | None,
+        decay: DecayGradient,
+    ) -> None:  # fmt: skip
+        """dk or dv, the gradient of a decay, and with dv that of the initial state."""
+        run, entering, carried = self.run, self.grad_state, None
+        leaving = self.grads.initial_state if writes == "value" else None
+        if self.at_once:
+            entering, leaving = self.find_grad_boundaries(), None
+            if result is None and not decay.requested:
+                return
+        elif not decay.requested:
+            run = self.whole
+        elif run.partition.segments > 1:
+            entering = carried = self.p.k.new_empty(self.p.state_shape, dtype=torch.float32)
+            fill_boundary(carried, self.grad_state)
+        into = per_head(run, writes, result)
+        walk = "dk" if writes == "key" else "dv"
+        run.walk(
+            rows.earlier, rows.later, None if self.do is None else later, into, walk=walk, rows=rows,
+            entering=entering, leaving=leaving if carried is None else carried,
+            row_sums=decay.of_walk(walk, earlier, self.boundaries), precise=decay.requested,
+            one_by_one=carried is not None,
+        )  # fmt: skip
+        if leaving is not None and carried is not None:
+            leaving.copy_(carried)
+        sum_heads(into, result)
+
+    def find_boundaries(self) -> None:
+        if self.boundaries is None:
+            self.boundaries = state_boundaries(self.run, self.p, precise=self.learned)
+
+    def find_grad_boundaries(self) -> Tensor:
+        """Of all segments; and what is requested of the initial state."""
+        if self.grad_boundaries is None:
+            self.grad_boundaries = new_boundaries(self.run, self.p)
+            fill_boundary(self.grad_boundaries[:, :, -1], self.grad_state)
+            y, z = (self.do, self.p.q) if self.run.summary_writes == "key" else (self.p.q, self.do)
+            assert y is not None
+            self.run.walk(
+                None, y, z, None, walk="summary_backward", rows=Rows(None, y, self.p.scale),
+                entering=None, leaving=self.grad_boundaries, precise=self.learned,
+            )  # fmt: skip
+            self.run.fold(self.grad_boundaries, backward=True)
+            if self.grads.initial_state is not None:
+                self.grads.initial_state.copy_(self.grad_boundaries[:, :, 0])
+        return self.grad_boundaries
+
+
+def states_forward(run: Launcher, p: States, states: Tensor, one_by_one: bool) -> None:
+    """Of chunk_states: from the state at the first boundary to those at all."""
+    walk_summary(run, p, states, entering=states if one_by_one else None, carry=one_by_one)
+    if not one_by_one:
+        run.fold(states)
 
 
 def states_backward(run: Launcher, p: States, states: Tensor, entering: Tensor, grads: Gradients) -> None:
     """Of chunk_states: ``entering`` are the gradients of the ``states``, all that flows in included."""
-    decay, rows = decay_gradient(run, p, grads, walks=1), run.prepare(p)
-    walk_dk(run, p, rows, None, entering, None, states, decay, grads)
-    walk_dv(run, p, rows, None, entering, None, grads)
-    decay.finish()
+    decays = decay_gradients(run, p, grads, walks=1)
+    for writes, walk, read, factor, result in (
+        ("key", "dk", p.v, p.k, grads.k),
+        ("value", "dv", p.k, p.v, grads.v),
+    ):
+        decay = decays[writes]
+        if result is not None or decay.requested:
+            into = per_head(run, writes, result)
+            run.walk(
+                read, None, None, into, walk=walk, rows=Rows(None, read, 1.0), entering=entering,
+                row_sums=decay.of_walk(walk, factor, states), precise=decay.requested,
+            )  # fmt: skip
+            sum_heads(into, result)
+        decay.finish()
 
 
-def decay_gradient(run: Launcher, p: Attention | States, grads: Gradients, walks: int) -> DecayGradient:
-    """``walks``: 2, or 1 where there is only the one backward in time."""
-    if run.of_keys:
-        return KeyDecayGradient(grads.log_decay)
-    return ScalarDecayGradient(run, p.k, grads.log_decay, walks)
-
-
-def walk_forward(
-    run: Launcher, p: Attention, rows: Rows, do: Tensor | None, decay: DecayGradient, grads: Gradients, at_once: bool
-) -> Tensor | None:  # fmt: skip
-    """dq, and the states at the boundaries where the gradient of the decay or several segments need them."""
-    if do is None:
-        if grads.q is not None:
-            grads.q.zero_()
-        return state_boundaries(run, p, rows, precise=True) if decay.requested else None
-    entering, leaving, boundaries = p.initial_state, None, None
-    if at_once:
-        entering = boundaries = state_boundaries(run, p, rows, precise=decay.requested)
-    elif decay.requested:
-        entering = leaving = boundaries = new_boundaries(run, p)
-        fill_boundary(boundaries[:, :, 0], p.initial_state)
-    dq = per_head(run, grads.q)
-    run.walk(
-        do, p.v, p.k, dq, walk="dq", scale=p.scale, entering=entering, leaving=leaving, rows=rows,
-        row_sums=decay.of_walk("dq", p.q), precise=decay.requested, one_by_one=not at_once,
-    )  # fmt: skip
-    run.add_merged_pairs(p, do, rows, dq=dq)
-    sum_heads(dq, grads.q)
-    return boundaries
-
-
-def walk_dk(
-    run: Launcher,
-    p: Attention | States,
-    rows: Rows,
-    do: Tensor | None,
-    entering: Tensor | None,
-    leaving: Tensor | None,
-    boundaries: Tensor | None,
-    decay: DecayGradient,
-    grads: Gradients,
-) -> None:
-    """``entering``: the gradients of the states at the segments' boundaries, ``boundaries`` the states themselves;
-    with ``leaving``, the segments are walked one by one, and both are the one state that is carried along."""
-    if grads.k is None and not decay.requested:
-        return
-    dk = per_head(run, grads.k)
-    # Without a gradient of the output nothing flows through q.
-    q, scale = (p.q, p.scale) if isinstance(p, Attention) and do is not None else (None, 1.0)
-    run.walk(
-        p.v, do, q, dk, walk="dk", scale=scale, entering=entering, leaving=leaving, rows=rows,
-        row_sums=decay.of_walk("dk", p.k, boundaries), precise=decay.requested, one_by_one=leaving is not None,
-    )  # fmt: skip
-    if isinstance(p, Attention) and do is not None:
-        run.add_merged_pairs(p, do, rows, dk=dk, gradient=grads.log_decay)
-    sum_heads(dk, grads.k)
-
-
-def walk_dv(
-    run: Launcher,
-    p: Attention | States,
-    rows: Rows,
-    do: Tensor | None,
-    entering: Tensor | None,
-    leaving: Tensor | None,
-    grads: Gradients,
-) -> None:
-    if grads.v is None and leaving is None:
-        return
-    dv = per_head(run, grads.v)
-    q, scale = (None, 1.0) if do is None else (rows.q, rows.scale)
-    run.walk(
-        rows.k, q, do, dv, walk="dv", scale=scale, entering=entering, leaving=leaving, rows=rows
-    )  # fmt: skip
-    sum_heads(dv, grads.v)
-
-
-def state_boundaries(run: Launcher, p: Attention, rows: Rows, precise: bool) -> Tensor:
+def state_boundaries(run: Launcher, p: Attention, precise: bool) -> Tensor:
     """The states at the boundaries of all segments, ``[sequences, H, segments + 1, D, E]``."""
     boundaries = new_boundaries(run, p)
     fill_boundary(boundaries[:, :, 0], p.initial_state)
-    run.walk(
-        None, p.v, p.k, None,
-        walk="summary", scale=1.0, entering=None, leaving=boundaries, rows=rows, precise=precise,
-    )  # fmt: skip
+    walk_summary(run, p, boundaries, precise=precise)
     run.fold(boundaries)
     return boundaries
 
 
-def grad_boundaries(
-    run: Launcher, p: Attention, rows: Rows, do: Tensor, grad_state: Tensor | None, precise: bool
-) -> Tensor:  # fmt: skip
-    """The gradients of these states."""
-    boundaries = new_boundaries(run, p)
-    fill_boundary(boundaries[:, :, -1], grad_state)
+def walk_summary(
+    run: Launcher, p: Attention | States, boundaries: Tensor,
+    entering: Tensor | None = None, precise: bool = False, carry: bool = False,
+) -> None:  # fmt: skip
+    """What each segment adds to the state, at the boundary after it."""
+    y, z = (p.v, p.k) if run.summary_writes == "key" else (p.k, p.v)
     run.walk(
-        None, do, p.q, None,
-        walk="summary_backward", scale=p.scale, entering=None, leaving=boundaries, rows=rows, precise=precise,
+        None, y, z, None, walk="summary", rows=Rows(None, y, 1.0),
+        entering=entering, leaving=boundaries, precise=precise, carry=carry,
     )  # fmt: skip
-    run.fold(boundaries, backward=True)
-    return boundaries
