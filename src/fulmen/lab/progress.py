@@ -72,6 +72,10 @@ class Steps:
         self._begun, self._running = self._begun + 1, what
         self._line.show(f"{self._begun}/{self._total} {what}")
 
+    def clear(self) -> None:
+        """Before something else is printed."""
+        self._line.clear()
+
     def _end(self) -> None:
         if self._begun:
             self._line.advance(1.0, step=self._running)
@@ -82,7 +86,7 @@ class Steps:
     def __exit__(self, failure: object, *_: object) -> None:
         if failure is None:
             self._end()
-        self._line.clear()
+        self.clear()
 
 
 def clock(seconds: float) -> str:

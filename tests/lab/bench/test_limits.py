@@ -92,3 +92,22 @@ def test_figures_of_bfloat16_are_left_out_where_nothing_multiplies_it(capsys):
         pytest.skip("this build multiplies pairs of bfloat16")
     assert capsys.readouterr().out.startswith("left out: bf16 figures of an operator, as the build ")
     assert attention.bfloat16() == []
+
+
+def test_figures_are_printed_as_they_are_measured(monkeypatch, capsys):
+    """Also where a later part takes so long that somebody interrupts it."""
+    monkeypatch.setattr(limits, "measure_machine", lambda: {"speed": 2.0})
+
+    def quick() -> list[Figure]:
+        return [Figure("a small call", 40.0, 50, 35, "us", True, "of nothing")]
+
+    def long() -> list[Figure]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        limits.run([quick, long], None)
+    out = capsys.readouterr().out.split("\n")
+    assert ["speed", "2.00"] in [line.split() for line in out]
+    row = next(i for i, line in enumerate(out) if "a small call" in line)
+    assert out[row].split()[3:] == ["40.00", "50", "35", "us", "reached"]
+    assert out[row + 1].split() == ["of", "nothing"]

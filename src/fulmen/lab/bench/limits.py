@@ -41,22 +41,29 @@ def run(parts: list[Callable[[], list[Figure]]], json_path: Path | None, progres
     with Steps(1 + len(parts), progress) as steps, torch.no_grad():
         steps.begin("the machine")
         machine = measure_machine()
+        steps.clear()
+        print("\nthe machine:")
+        for what, value in machine.items():
+            print(f"  {what:<58}{value:>10.2f}")
+        print("\nthe native kernels:")
+        print(f"  {'':<58}{'measured':>10}{'must':>8}{'aim':>8}", flush=True)
         for part in parts:
             steps.begin(part.__name__.replace("_", " "))
-            figures += part()
-    print("\nthe machine:")
-    for what, value in machine.items():
-        print(f"  {what:<58}{value:>10.2f}")
-    print("\nthe native kernels:")
-    print(f"  {'':<58}{'measured':>10}{'must':>8}{'aim':>8}")
-    for figure in figures:
-        numbers = f"{figure.value:>10.2f}{figure.must:>8g}{figure.aim:>8g}"
-        print(f"  {figure.what:<58}{numbers}  {figure.unit:<4} {figure.verdict}")
-        if figure.note:
-            print(f"    {figure.note}")
+            found = part()
+            steps.clear()
+            for figure in found:
+                show(figure)
+            figures += found
     if json_path is not None:
         rows = [figure._asdict() | {"verdict": figure.verdict} for figure in figures]
         write_json(json_path, {"environment": facts, "machine": machine, "figures": rows})
+
+
+def show(figure: Figure) -> None:
+    numbers = f"{figure.value:>10.2f}{figure.must:>8g}{figure.aim:>8g}"
+    print(f"  {figure.what:<58}{numbers}  {figure.unit:<4} {figure.verdict}", flush=True)
+    if figure.note:
+        print(f"    {figure.note}", flush=True)
 
 
 def measure_machine() -> dict[str, float]:

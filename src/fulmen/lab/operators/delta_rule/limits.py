@@ -12,7 +12,7 @@ from torch.nn.functional import logsigmoid
 
 import fulmen
 from fulmen.lab.bench.families import LAYERS, model
-from fulmen.lab.bench.figures import Call, Figure
+from fulmen.lab.bench.figures import Call, Figure, multiplies_bfloat16
 from fulmen.lab.bench.measure import interleaved
 from fulmen.lab.bench.peers import peer, why_missing
 from fulmen.ops.delta_rule.native import workspace_bytes
@@ -99,21 +99,20 @@ def training() -> list[Figure]:
     return [Figure(named("backward over forward, token decay"), ratio, 4.0, 3.5, "x", True)]
 
 
+def over_chunked(dtype: torch.dtype, function: str = CHUNKED, by_channel: bool = False) -> float:
+    x, chunked = inputs(dtype=dtype), peer(function)
+    log_decay = x.by_channel if by_channel else x.log_decay
+    given = x.of_peer() | {"g": log_decay}
+    t = interleaved({"native": x.call(log_decay), "peer": lambda: chunked(**given)}, seconds=6.0, repeats=3)
+    return t["peer"].median / t["native"].median
+
+
 def against_transformers() -> list[Figure]:
     if why_missing("transformers"):
         return []
-
-    def ratio(dtype: torch.dtype, function: str = CHUNKED, by_channel: bool = False) -> float:
-        x, chunked = inputs(dtype=dtype), peer(function)
-        log_decay = x.by_channel if by_channel else x.log_decay
-        given = x.of_peer() | {"g": log_decay}
-        t = interleaved({"native": x.call(log_decay), "peer": lambda: chunked(**given)}, seconds=6.0, repeats=3)
-        return t["peer"].median / t["native"].median
-
-    kimi = ratio(torch.float32, KIMI, by_channel=True)
+    kimi = over_chunked(torch.float32, KIMI, by_channel=True)
     return [
-        Figure(named("against transformers' chunked one, fp32"), ratio(torch.float32), 8, 10, "x"),
-        Figure(named("against transformers' chunked one, bf16"), ratio(torch.bfloat16), 7, 12, "x"),
+        Figure(named("against transformers' chunked one, fp32"), over_chunked(torch.float32), 8, 10, "x"),
         Figure(named("against transformers' Kimi delta attention, channel decay, fp32"), kimi, 40, 70, "x"),
     ]
 
@@ -170,27 +169,37 @@ def decoding() -> list[Figure]:
     ]
 
 
+PREFILL = f"Qwen3.5, {LAYERS} layers of {HIDDEN}, prefill of B1 n{LENGTH}, patched against itself"
+
+
+@torch.no_grad()
+def over_unpatched(dtype: torch.dtype) -> float:
+    from fulmen.integrations.transformers import patch
+
+    tokens = torch.randn(1, LENGTH, HIDDEN).to(dtype)
+    models = {name: model("Qwen3.5", HIDDEN, dtype) for name in ("as it is", "patched")}
+    patch(models["patched"])
+
+    def call(of: Any) -> Call:
+        return lambda: of(inputs_embeds=tokens, use_cache=True, logits_to_keep=1)
+
+    t = interleaved({name: call(of) for name, of in models.items()}, seconds=6.0, repeats=3)
+    return t["as it is"].median / t["patched"].median
+
+
 def prefill() -> list[Figure]:
     if why_missing("transformers"):
         return []
-    from fulmen.integrations.transformers import patch
+    return [Figure(f"{PREFILL}, fp32", over_unpatched(torch.float32), 1.25, 1.35, "x")]
 
-    def ratio(dtype: torch.dtype) -> float:
-        tokens = torch.randn(1, LENGTH, HIDDEN).to(dtype)
-        models = {name: model("Qwen3.5", HIDDEN, dtype) for name in ("as it is", "patched")}
-        patch(models["patched"])
 
-        def call(of: Any) -> Call:
-            return lambda: of(inputs_embeds=tokens, use_cache=True, logits_to_keep=1)
-
-        with torch.no_grad():
-            t = interleaved({name: call(of) for name, of in models.items()}, seconds=6.0, repeats=3)
-        return t["as it is"].median / t["patched"].median
-
-    what = f"Qwen3.5, {LAYERS} layers of {HIDDEN}, prefill of B1 n{LENGTH}, patched against itself"
+def in_bfloat16() -> list[Figure]:
+    """A model's products alone take minutes where the CPU does not multiply bfloat16."""
+    if why_missing("transformers") or not multiplies_bfloat16("delta_rule"):
+        return []
     return [
-        Figure(f"{what}, fp32", ratio(torch.float32), 1.25, 1.35, "x"),
-        Figure(f"{what}, bf16", ratio(torch.bfloat16), 1.5, 1.7, "x"),
+        Figure(named("against transformers' chunked one, bf16"), over_chunked(torch.bfloat16), 7, 12, "x"),
+        Figure(f"{PREFILL}, bf16", over_unpatched(torch.bfloat16), 1.5, 1.7, "x"),
     ]
 
 
@@ -211,4 +220,13 @@ def workspaces() -> list[Figure]:
     ]
 
 
-LIMITS = (forward, training, against_transformers, training_against_transformers, decoding, prefill, workspaces)
+LIMITS = (
+    workspaces,
+    forward,
+    training,
+    against_transformers,
+    training_against_transformers,
+    decoding,
+    prefill,
+    in_bfloat16,
+)
