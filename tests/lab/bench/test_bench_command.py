@@ -213,7 +213,13 @@ def test_ctrl_c_leaves_results_and_a_report(tmp_path):
     lengths = ",".join(map(str, range(8, 648, 8)))  # more than it has measured when the signal comes
     folder = tmp_path / "a run"
     command = [sys.executable, "-m", "fulmen", "bench", *TINY, "--lengths", lengths, "--out", str(folder)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore it
+    )
     wait_for_cells(folder / "benchmark_results.json", process)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate()

@@ -201,7 +201,11 @@ STATES = [
     ({"chunk_size": True}, TypeError, r"chunk_size must be an integer; got True"),
     ({"chunk_size": np.float64(16)}, TypeError, r"chunk_size must be an integer"),
     ({"schedule": "scan"}, ValueError, r"schedule must be one of"),
-    ({"initial_state": torch.randn(B, H, D)}, ValueError, r"initial_state must have shape"),
+    (
+        {"initial_state": torch.randn(B, H, D)},
+        ValueError,
+        r"^initial_state must have shape \[B, H, D, E\] = \[2, 4, 8, 5\]; got \[2, 4, 8\]$",
+    ),
 ]
 
 
