@@ -12,6 +12,7 @@ from fulmen.lab.tolerances import DELTA_RULE
 from fulmen.ops.delta_rule.native import workspace_bytes
 from fulmen.ops.delta_rule.problem import DeltaRule
 from fulmen.runtime import core
+from heads import one_by_one, with_own_queries_and_keys
 
 pytestmark = pytest.mark.skipif(core.core is None, reason=core.why_unavailable)
 BUILDS = core.core.builds if core.core else []
@@ -47,19 +48,18 @@ def test_bits_do_not_depend_on_threads(threads, case):
 @pytest.mark.parametrize("build", BUILDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("decays", DECAYS)
-def test_heads_that_share_queries_and_keys_get_the_bits_of_heads_with_their_own(build, decays, dtype):
-    """6 of them are walked together, 2 that share both, and 8 with more than one panel of values."""
+def test_heads_that_are_walked_together_get_the_bits_of_heads_alone(build, decays, dtype):
+    """12 heads of which 6 share q and k, or 2 both; 8 with more than one panel of values; and all with their own."""
     for heads, value_size in (((2, 2, 12), 20), ((3, 2, 12), 20), ((1, 1, 8), 70)):
         case = Case(decays=decays, packed=(70, 0, 3), heads=heads, key_size=12, value_size=value_size, dtype=dtype)
         given = {n: x for n, x in tensors(case).items() if not n.startswith("grad_")}
-        repeated = dict(given)
-        for name in ("q", "k"):
-            repeated[name] = given[name].repeat_interleave(heads[2] // given[name].shape[2], 2)
+        own = with_own_queries_and_keys(given, heads[2])
         options = {"cu_seqlens": torch.tensor([0, 70, 70, 73]), "normalize_qk": True, "return_state": True}
+        call = partial(fulmen.delta_rule, **options)
         with core.core.using(build):
-            pairs = zip(fulmen.delta_rule(**given, **options), fulmen.delta_rule(**repeated, **options), strict=True)
-        for together, alone in pairs:
-            assert torch.equal(together, alone), heads
+            alone = one_by_one(call, own, heads[2])
+            for together in (call(**given), call(**own)):
+                assert all(map(torch.equal, together, alone)), heads
 
 
 def test_a_packed_sequence_does_not_depend_on_its_neighbours():

@@ -20,6 +20,7 @@ from fulmen.ops.linear_attention.native import workspace_bytes
 from fulmen.ops.linear_attention.problem import Attention
 from fulmen.runtime import core
 from fulmen.runtime.core_structs import CODES
+from heads import one_by_one, with_own_queries_and_keys
 
 pytestmark = pytest.mark.skipif(core.core is None, reason=core.why_unavailable)
 BUILDS = core.core.builds if core.core else []
@@ -177,20 +178,12 @@ def test_heads_that_are_walked_together_get_the_bits_of_heads_alone(build, decay
     for heads, value_size in (((2, 2, 12), 20), ((3, 2, 12), 20), ((1, 1, 8), 70)):
         case = Case(decays=decays, packed=(70, 0, 3), heads=heads, key_size=12, value_size=value_size, dtype=dtype)
         given = {n: x for n, x in tensors(case).items() if not n.startswith("grad_")}
-        repeated = dict(given)
-        for name in ("q", "k"):
-            repeated[name] = given[name].repeat_interleave(heads[2] // given[name].shape[2], 2)
+        own = with_own_queries_and_keys(given, heads[2])
         call = partial(fulmen.linear_attention, cu_seqlens=torch.tensor(case.bounds), return_state=True)
         with core.core.using(build):
-            alone = [call(**{n: only_head(x, n, h) for n, x in repeated.items()}) for h in range(heads[2])]
-            outputs, states = zip(*alone, strict=True)
-            expected = torch.cat(outputs, 2), torch.cat(states, 1)
-            for together in (call(**given), call(**repeated)):
-                assert all(map(torch.equal, together, expected)), heads
-
-
-def only_head(x, name, h):
-    return x.narrow(1 if name == "initial_state" else min(2, x.ndim - 1), h, 1)
+            alone = one_by_one(call, own, heads[2])
+            for together in (call(**given), call(**own)):
+                assert all(map(torch.equal, together, alone)), heads
 
 
 @pytest.mark.parametrize("chunk_size", [24, 290])  # several in a segment, and one that is longer
