@@ -21,7 +21,6 @@ from fulmen.lab.bench.workload import Material, Workload, bytes_of
 
 WARM_UP, WEIGHING = 1, 1  # calls beside the repeats: in every sitting, and in the first
 A_LITTLE = 0.1  # seconds
-LONG = 0.1  # seconds: a call that takes longer is warm by itself, and one is enough for a sitting after the first
 NOT_WORTH_A_REHEARSAL = 1 / 64  # of the free memory: inputs below this
 MEBIBYTE = 1 << 20
 
@@ -146,7 +145,8 @@ class Length:
         expected = {column: seconds_per_call(table, column, self._n) or 0.0 for column in columns}
         left, affordable = self._share, []
         for column in sorted(columns, key=lambda column: (self._sittings(column, mode), expected[column])):
-            needed = seconds_of_sitting(expected[column], self._bench.pace, again=bool(self._sittings(column, mode)))
+            calls = self._bench.pace.repeats + WARM_UP + (0 if self._sittings(column, mode) else WEIGHING)
+            needed = expected[column] * calls
             if needed <= left:
                 left -= needed
                 affordable.append(column)
@@ -181,22 +181,14 @@ class Length:
             return True
         return False
 
-    def _is_long(self, column: Column, mode: str) -> bool:
-        """Whether its first call is all of this sitting: one that had nothing to prepare or to compile."""
-        first = self._first_calls[column.name, mode]
-        return first > LONG and bool(self._sittings(column, mode)) and not isinstance(column.function, Prepared)
-
     def _time(self, columns: list[Column], mode: str) -> None:
         if not columns:
             return
         bench = self._bench
         bench.live.show(self._part.suite.name, "all columns in turn", self._n)
-        times = {column.name: self._first_calls[column.name, mode] for column in columns if self._is_long(column, mode)}
-        calls = {column.name: self._workloads[column.name].call(mode) for column in columns if column.name not in times}
+        calls = {column.name: self._workloads[column.name].call(mode) for column in columns}
         with bench.spending.on("timing"):
-            if calls:
-                found = in_turns(calls, min(bench.pace.seconds, self._share), bench.pace.repeats, bench.clock)
-                times |= {name: timing.median for name, timing in found.items()}
+            times = in_turns(calls, min(bench.pace.seconds, self._share), bench.pace.repeats, bench.clock)
         for column in columns:
             if reason := _not_compiled(column):
                 self._skip(column, mode, reason)
@@ -206,7 +198,7 @@ class Length:
                 first = self._first_calls[column.name, mode]
                 cell = Cell(self._n, column.name, first_call=round(first * 1e3, 3))
                 self._tables[mode, "speed"].cells.append(cell)
-            cell.sit(round(times[column.name] * 1e3, 6))
+            cell.sit(round(times[column.name].median * 1e3, 6))
 
     def _weigh(self, column: Column, mode: str) -> None:
         """Inputs are what the call was given (for bwd also the output's gradient), outputs what it gave; workspace is
@@ -232,16 +224,9 @@ def seconds_again(tables: dict[tuple[str, str], Table], n: int, pace: Pace) -> f
     needed = 0.0
     for (_, metric), table in tables.items():
         cells = [cell for cell in table.cells if metric == "speed" and cell.n == n and _open(cell)]
-        calls = sum(seconds_of_sitting((cell.value or 0.0) / 1e3, pace, again=True) for cell in cells)
-        needed += max(A_LITTLE, calls) if cells else 0.0
+        a_round = sum(cell.value or 0.0 for cell in cells) / 1e3
+        needed += max(A_LITTLE, (pace.repeats + WARM_UP) * a_round) if cells else 0.0
     return needed
-
-
-def seconds_of_sitting(call: float, pace: Pace, again: bool) -> float:
-    """At least, of a column whose calls take ``call`` seconds; ``again``: after its first."""
-    if not again:
-        return call * (WARM_UP + pace.repeats + WEIGHING)
-    return call if call > LONG else call * (WARM_UP + pace.repeats)
 
 
 def _open(cell: Cell) -> bool:

@@ -25,7 +25,7 @@ class Pace(NamedTuple):
     budget: float | None  # for the whole run
 
 
-PACES = {"published": Pace(3.5, 3, 3, None), "laptop": Pace(1.0, 3, 3, None), "quick": Pace(0.1, 1, 12, 270.0)}
+PACES = {"published": Pace(3.5, 3, 3, None), "laptop": Pace(1.0, 3, 3, None), "quick": Pace(0.2, 2, 12, 270.0)}
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from fulmen.lab.files import write_json
 
 FORMAT = 2
 NOISY = 0.1  # if every other sitting of a cell is slower than its fastest by more than this, it cannot be trusted
-SETTLED, ENOUGH = 0.03, 6  # a cell needs no further sitting once two of this many are as close as this
+SETTLED, ENOUGH = 0.03, 3  # a cell needs no further sitting once two of this many are as close as this
 OVER_BUDGET = "over the time budget"  # how the reason begins of a cell that was left out for time
 Record = TypeVar("Record")
 
