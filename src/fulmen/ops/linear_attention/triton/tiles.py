@@ -16,7 +16,7 @@ from fulmen.triton_common.tiles import Tile, WalkTile, padded
 _AMPERE = {
     "one term": WalkTile(32, 64, 4, 2, 168, True, 3),
     "prepared": WalkTile(32, 64, 4, 2, 168, True, 3),
-    "two terms": WalkTile(16, 64, 4, 2, 168, True, 3),
+    "two terms": WalkTile(16, 64, 4, 3, 168, True, 3),
     "three terms": WalkTile(16, 64, 4, 2, 168, True, 3),
     "float32": WalkTile(16, 64, 4, 2, 255, True, 2),
 }
