@@ -131,23 +131,25 @@ class Chunks:
             dv[:, :, i] = wide_product(self.inverse[:, :, i].mT, self.beta[:, :, i] * du)
             grad_state = gate.decayed(grad_state, i) + direct[:, :, i] - corrected[:, :, i].mT @ of_state
 
-        # What a decay gets from pairs of one chunk by way of q takes most of what it gets by way of k away.
-        pairs_dtype = k.dtype if grads.log_decay is None else wide(k)
-        of_errors = errors.mT.to(pairs_dtype)
-        through_overlaps = (dv.to(pairs_dtype) @ of_errors).tril(-1)
-        by_q = (do.to(pairs_dtype) @ of_errors).tril() * self.beta.mT
-        by_k = through_overlaps * -self.beta.mT
-        dbeta = (grad_written * errors).sum(-1) - (self.overlaps * through_overlaps.to(k.dtype)).sum(-2)
+        def of_pairs(errors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            """Gradients of the pairs of a chunk: by way of the overlaps, and of the products with q and with k."""
+            of_errors = errors.mT
+            overlaps = (dv.to(errors.dtype) @ of_errors).tril(-1)
+            return overlaps, (do.to(errors.dtype) @ of_errors).tril() * self.beta.mT, overlaps * -self.beta.mT
+
+        through_overlaps, by_q, by_k = of_pairs(errors)
+        dbeta = (grad_written * errors).sum(-1) - (self.overlaps * through_overlaps).sum(-2)
         q_in, k_in = gate.later(do @ states.mT), gate.later(dv @ states.mT).neg_()
         k_out = gate.earlier((self.beta * errors) @ grad_states.mT)
         if grads.log_decay is not None:
-            da = self.inside(by_q, q) + self.inside(by_k, k)
+            # What a decay gets from pairs by way of q takes most of what it gets by way of k away.
+            _, wide_by_q, wide_by_k = of_pairs(errors.to(wide(k)))
+            da = self.inside(wide_by_q, q) + self.inside(wide_by_k, k)
             da += sum_from(sum_channels(q * q_in + k * k_in, da)) + sum_before(sum_channels(k * k_out, da))
             for i in range(self.segment.chunks):
                 crossing = (gate.decayed(states[:, :, i], i) * grad_states[:, :, i]).sum(-1)
                 da[:, :, i] += sum_channels(crossing, da)[..., None, :]
             add_decay_gradient(grads.log_decay, self.segment, da)
-        by_q, by_k = by_q.to(k.dtype), by_k.to(k.dtype)
         dq = (q_in + gate.to_later(by_q, k)) * self.p.scale
         dk = k_in + gate.to_later(by_k, k) + k_out + gate.to_earlier(by_q, q) + gate.to_earlier(by_k, k)
         if self.p.normalize_qk:
