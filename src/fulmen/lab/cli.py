@@ -16,6 +16,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     options = parser.parse_args(argv)
     options.spent = 0.0 if argv is not None else seconds_since_start()
+    # It would say of every torch function of its own that there are faster ones: here these are meant.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
         status = options.run(options)
         sys.stdout.flush()

@@ -18,7 +18,7 @@ def summary(results: Results) -> str:
     for group in groups_of(results.filled):
         for phase, modes in PHASES.items():
             found = duel(group, modes)
-            if found is not None:
+            if found is not None and group.owner(found.other).kind != "ours":
                 where = f"{group.suite} {group.section}".strip()
                 times = (f"{found.told(column)} ({column})" for column in (found.ours, found.other))
                 mark = MARK if found.noisy else ""
