@@ -323,8 +323,8 @@ def test_freed_memory_is_given_back_where_it_is_short(toy, measure, monkeypatch)
     assert released == [True]
 
 
-def test_compiled_columns_are_compiled_in_every_cell(toy, measure, monkeypatch):
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
+@torch._dynamo.config.patch(recompile_limit=2)
+def test_compiled_columns_are_compiled_in_every_cell(toy, measure):
     lengths = (8, 9, 10, 11)  # more than torch compiles a function for
     compiled = Compiled(toy.double)
     tables = measure(toy.column("eager"), toy.column("compiled", compiled), lengths=lengths, metrics=("speed",))
