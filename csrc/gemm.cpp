@@ -3,7 +3,7 @@
 namespace fulmen {
 namespace FULMEN_ISA {
 
-#define FULMEN_COMPILED_HERE(...) template void multiply(float *, int64_t, __VA_ARGS__);
+#define FULMEN_COMPILED_HERE(...) template struct Multiplication<__VA_ARGS__>;
 FULMEN_PRODUCTS(FULMEN_COMPILED_HERE)
 FULMEN_PAIR_PRODUCTS(FULMEN_COMPILED_HERE)
 

@@ -226,14 +226,24 @@ FULMEN_INLINE void multiply_block(float *c, int64_t block, const Start &start, c
 
 // One block of a panel, in a function of its own: rows in the caller's memory take many registers.
 template <class Start, class... Products>
-__attribute__((noinline)) static void multiply_apart(float *c, int64_t block, Start start, Products... products) {
+__attribute__((noinline)) static void multiply_apart(float *c, int64_t block, const Start &start,
+                                                     const Products &...products) {
     multiply_block<0, 0>(c, block, start, products...);
 }
 
+// A class, so that a list of types names one to compile. What it takes are references: by value, structs would be copied
+// in pieces other than those that they were stored in, and such a load waits until every store before it is done, the
+// misses of an output too.
+template <class Start, class... Products> struct Multiplication {
+    static void run(float *c, int64_t row_blocks, const Start &start, const Products &...products) {
+        for (int64_t block = 0; block < row_blocks; ++block) multiply_block<0, 0>(c, block, start, products...);
+    }
+};
+
 // One panel c of row_blocks blocks: c = start(c) + the sum of the products.
 template <class Start, class... Products>
-void multiply(float *c, int64_t row_blocks, Start start, Products... products) {
-    for (int64_t block = 0; block < row_blocks; ++block) multiply_block<0, 0>(c, block, start, products...);
+FULMEN_INLINE void multiply(float *c, int64_t row_blocks, const Start &start, const Products &...products) {
+    Multiplication<Start, Products...>::run(c, row_blocks, start, products...);
 }
 
 // Each is some ten kilobytes of unrolled code, and most of what a compiler spends its time on: gemm.cpp has them all.
@@ -259,7 +269,7 @@ typedef TransposedOf<Pair> PairsTransposed;
 #else
 #define FULMEN_PAIR_PRODUCTS(KIND)
 #endif
-#define FULMEN_COMPILED_ELSEWHERE(...) extern template void multiply(float *, int64_t, __VA_ARGS__);
+#define FULMEN_COMPILED_ELSEWHERE(...) extern template struct Multiplication<__VA_ARGS__>;
 FULMEN_PRODUCTS(FULMEN_COMPILED_ELSEWHERE)
 FULMEN_PAIR_PRODUCTS(FULMEN_COMPILED_ELSEWHERE)
 #undef FULMEN_COMPILED_ELSEWHERE
