@@ -78,6 +78,7 @@ public:
         for (int64_t p = 0; p < value.blocks(); ++p) {
             prefetch_queries_and_keys(t + kAhead, p);
             this->prefetch_values(t + kAhead, p);
+            prefetch_share(output, t + kAhead, value.size(), p);
             value.by_channel() ? read_panel_with_value_decay(p, depth) : read_panel(p, depth, inside);
             unpack_panel(o, p, t, count, value.size(), output);
             if (advances) advance_panel(p);

@@ -120,19 +120,23 @@ struct Scale {
     template <class Tile> FULMEN_MEMBER void begin(Tile &acc, const float *c) const { Zero{}.begin(acc, c); }
     template <int Rows, int Vecs>
     FULMEN_MEMBER void end(Vec (&acc)[Rows][Vecs], const float *c, int64_t row, int column) const {
-        // No product is common to both cases: GCC would compute it before, and not contract it with the sum.
-        if (column_weights)
+        // Nothing is common to both cases: GCC would compute a product before, and not contract it with the sum, and load
+        // all of c before, into more registers than there are.
+        if (column_weights) {
+            asm volatile("" ::: "memory");
 #pragma GCC unroll 16
             for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
                 for (int v = 0; v < Vecs; ++v)
                     acc[r][v] += load(c + r * kPanel + v * kLanes) * load(column_weights + column + v * kLanes) *
                                  row_weights[row + r];
-        else
+        } else {
+            asm volatile("" ::: "memory");
 #pragma GCC unroll 16
             for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
                 for (int v = 0; v < Vecs; ++v) acc[r][v] += load(c + r * kPanel + v * kLanes) * row_weights[row + r];
+        }
     }
 };
 
