@@ -78,6 +78,7 @@ public:
         if (kInFloats) value.weigh_earlier(v.in_floats());
         for (int64_t p = 0; p < value.blocks(); ++p) {
             prefetch_inputs(t + kAhead, p);
+            prefetch_share(out.q, t + kAhead, key.size(), p);
             this->advance_panel(p, decayed(key, value, p), k, v.over_tokens().panel(p));
         }
     }
@@ -128,6 +129,8 @@ public:
         weigh_queries();
         for (int64_t p = 0; p < value.blocks(); ++p) {
             prefetch_inputs(t - kAhead, p);
+            prefetch_share(out.k, t - kAhead, key.size(), p);
+            prefetch_share(out.v, t - kAhead, value.size(), p);
             if constexpr (kInFloats)
                 this->advance_panel(p, decayed(key, value, p), q, g.over_tokens().panel(p));
             else

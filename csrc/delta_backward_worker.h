@@ -73,6 +73,9 @@ public:
             prefetch_share(in.q, t - kAhead, key.size(), p);
             prefetch_share(in.k, t - kAhead, key.size(), p);
             prefetch_share(out.output, t - kAhead, value.size(), p);
+            prefetch_share(out.q, t - kAhead, key.size(), p);
+            prefetch_share(out.k, t - kAhead, key.size(), p);
+            prefetch_share(out.v, t - kAhead, value.size(), p);
             multiply(grad_state.panel(p), key.blocks(), decayed(key, value, p), Product<Transposed>{q, g.panel(p), 1},
                      Product<Transposed>{minus_later_k, d_values.panel(p), 1});
             clear_padding(grad_state, key.size(), value.size(), p);

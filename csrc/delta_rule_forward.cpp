@@ -41,6 +41,7 @@ public:
             prefetch_shared(in.k, t + kAhead, p);
             prefetch_shared(in.q, t + kAhead, p);
             this->prefetch_values(t + kAhead, p);
+            this->prefetch_share(output, t + kAhead, value.size(), p);
             this->correct(p, depth, errors, written);
             multiply(o, 1, Zero{}, Product<AsStoredOf<Element>>{rows.q.over_channels(), factor.panel(p), depth},
                      RowWeights{row_weights}, Product<TransposedOf<Element>>{inside, written.own, 1});

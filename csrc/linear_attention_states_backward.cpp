@@ -60,6 +60,8 @@ public:
             if (t == start) finish_decays(chunk);
             for (int64_t x = 0; x < value.blocks(); ++x) {
                 this->prefetch_keys_and_values(t - kAhead, x);
+                this->prefetch_share(dk, t - kAhead, key.size(), x);
+                this->prefetch_share(dv, t - kAhead, value.size(), x);
                 decay_panel(state.panel(x), key, value, x);
             }
             if (t == start) add_gradient(grad_state(chunk));
