@@ -120,8 +120,8 @@ struct Scale {
     template <class Tile> FULMEN_MEMBER void begin(Tile &acc, const float *c) const { Zero{}.begin(acc, c); }
     template <int Rows, int Vecs>
     FULMEN_MEMBER void end(Vec (&acc)[Rows][Vecs], const float *c, int64_t row, int column) const {
-        // Nothing is common to both cases: GCC would compute a product before, and not contract it with the sum, and load
-        // all of c before, into more registers than there are.
+        // Nothing is common to both cases: GCC would compute a product before, and not contract it with the sum, and
+        // load all of c before, into more registers than there are.
         if (column_weights) {
             asm volatile("" ::: "memory");
 #pragma GCC unroll 16
@@ -235,11 +235,12 @@ __attribute__((noinline)) static void multiply_apart(float *c, int64_t block, co
     multiply_block<0, 0>(c, block, start, products...);
 }
 
-// A class, so that a list of types names one to compile. What it takes are references: by value, structs would be copied
-// in pieces other than those that they were stored in, and such a load waits until every store before it is done, the
-// misses of an output too.
+// A class, so that a list of types names one to compile. What it takes are references: by value, structs would be
+// copied in pieces other than those that they were stored in, and such a load waits until every store before it is
+// done, the misses of an output too.
 template <class Start, class... Products> struct Multiplication {
-    static void run(float *c, int64_t row_blocks, const Start &start, const Products &...products) {
+    __attribute__((noinline)) static void run(float *c, int64_t row_blocks, const Start &start,
+                                              const Products &...products) {
         for (int64_t block = 0; block < row_blocks; ++block) multiply_block<0, 0>(c, block, start, products...);
     }
 };
