@@ -51,7 +51,7 @@ test: setup
 
 # The builds of the core that this machine can run, the default first. Tests add one that is not installed, the source of
 # those for 512 bits on registers of 256: it tests their lanes and pairs of bfloat16 where the CPU has neither.
-BUILDS := $(RUN)/python -c 'from fulmen.runtime.core import core; print(*(core.builds if core else []))'
+BUILDS := $(RUN)/python -c 'from fulmen.runtime.core import core; print(*(dict.fromkeys([core.isa, *core.builds]) if core else []))'
 EMULATED := avx512_on_avx2
 TESTED_BUILDS := $(BUILDS) | sed 's/avx2/& $(EMULATED)/'
 # By their numbers, those that test-isa runs.

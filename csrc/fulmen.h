@@ -441,7 +441,8 @@ FULMEN_API int64_t fulmen_version(void);
 FULMEN_API const char *fulmen_error_text(int64_t status);
 
 /* ISA builds inside this library, best first: fulmen_isa_name(0 .. fulmen_isa_count() - 1). At load the first that
- * this machine supports is chosen, or the one named by the environment variable FULMEN_ISA. */
+ * this machine supports is chosen, unless it multiplies pairs of bfloat16 and the machine multiplies floats faster; or
+ * the one named by the environment variable FULMEN_ISA. */
 FULMEN_API int64_t fulmen_isa_count(void);
 FULMEN_API const char *fulmen_isa_name(int64_t index);
 FULMEN_API int64_t fulmen_isa_supported(int64_t index);  /* 1 when this machine has the instructions */
