@@ -1,8 +1,11 @@
-// The forward pass of the delta rule: which head and value channels each worker takes.
+// The forward pass of the delta rule: which head, value channels and tokens each worker takes.
+#include <algorithm>
+
 #include "delta_recurrence.h"
 #include "delta_worker.h"
 #include "head_slice.h"
 #include "kernels.h"
+#include "segments.h"
 
 namespace fulmen {
 namespace FULMEN_ISA {
@@ -79,19 +82,26 @@ private:
 
 template <class Element> using DeltaForwardWorker = HeadsTogether<DeltaRows<Element>, DeltaForwardHead<Element>>;
 
+// How a call is partitioned: heads, or several together, slices of value channels, and segments of tokens. These take
+// 7/3 of the work: three threads or more have to share a slice before they gain.
 struct Plan {
-    int64_t threads, tasks;
+    int64_t threads, heads, segments;
     Slices slices;
     Together together;
     Plan(const fulmen_problem &p) {
         const double d = (double)p.key_size, e = (double)p.value_size;
         threads = useful_threads(p, 6 * d * e + 65 * (d + e));
-        const int64_t heads = sequences_of(p) * p.heads;
+        heads = sequences_of(p) * p.heads;
         slices = slices_of(heads, threads, p.value_size);
-        together = heads_together(p, slices.width, heads * slices.count, threads);
-        tasks = heads * slices.count / together.heads;
-        threads = larger<int64_t>(1, smaller(threads, tasks));
+        segments = segments_for(p, head_slices(), threads);
+        if (segments < 3) segments = 1;
+        if (may_partition(p) && p.schedule == FULMEN_PARALLEL)
+            segments = larger(segments, larger<int64_t>(2, p.header.threads));
+        if (segments == 1) together = heads_together(p, slices.width, head_slices(), threads);
+        threads = larger<int64_t>(1, smaller(threads, tasks() * segments));
     }
+    int64_t head_slices() const { return heads * slices.count; }
+    int64_t tasks() const { return head_slices() / together.heads; }  // unless there are segments
 };
 
 Rows beta_of(const fulmen_delta_rule_problem &p, const HeadSlice &x) {
@@ -125,16 +135,136 @@ bool attend_token_by_token(const fulmen_delta_rule_forward_call &call, const Hea
     return attend_token_by_token(p, x, arena, buffer, sweep);
 }
 
+// What a segment makes of a state that enters it: transition S + own. Once the segments are folded, `own` is the state
+// that enters.
+struct DeltaSummary {
+    DeltaSummary(Arena &arena, const fulmen_problem &p)
+        : transition(arena.panels(p.key_size, p.key_size)), own(arena.panels(p.key_size, p.value_size)) {}
+
+    // Takes a panel of the state that enters to the segment's end.
+    void fold(const fulmen_problem &p, int64_t panel, float *entering) const {
+        const int64_t blocks = padded(p.key_size) / kPanel;
+        multiply(own.panel(panel), blocks, Add{}, Product<AsStored>{transition, entering, blocks});
+        std::swap_ranges(entering, entering + blocks * kBlock, own.panel(panel));
+    }
+
+    const Panels transition, own;
+};
+
+// A forward of heads that are fewer than the threads: summarise each segment, fold the summaries into the states that
+// enter, then run each segment from its own. A transition is what becomes of the identity where there are no values: D
+// more columns of a state.
+template <class Worker> class Segmented {
+    // In floats, whatever is multiplied in the end: of a rounded transition, a state would be as far off as it is long.
+    typedef DeltaForwardWorker<float> Summarising;
+
+public:
+    Segmented(const fulmen_delta_rule_forward_call &call, const Plan &plan)
+        : call(call), p(call.problem.attention), plan(plan), of_keys(slices_of_keys()) {}
+
+    int64_t run() {
+        const int64_t width = larger(plan.slices.width, of_keys.width);
+        per_worker = larger(bytes_of<Worker>(call.problem, width, Together{}),
+                            bytes_of<Summarising>(call.problem, width, Together{}));
+        const int64_t per_summary = bytes_of<DeltaSummary>(p);
+        workspace = workspace_of(p.header, plan.threads * per_worker + plan.heads * plan.segments * per_summary);
+        if (!workspace) return FULMEN_NO_WORKSPACE;
+        for_each(plan.slices.count + of_keys.count, [&](int64_t slice, int64_t head, int64_t segment, Arena arena) {
+            summarise(slice, head, segment, arena);
+        });
+        parallel_for(plan.threads, plan.head_slices(), [&](int64_t index, int64_t worker) {
+            const HeadSlice x = head_slice(call, plan, index);
+            Arena arena(workspace + worker * per_worker);
+            const Panels entering = arena.panels(p.key_size, x.columns);
+            load_state(x.initial, p.key_size, x.columns, entering);
+            for (int64_t g = 0; g < plan.segments; ++g)
+                for (int64_t q = 0; q * kPanel < x.columns; ++q)
+                    summary(index / plan.slices.count, g).fold(p, x.column / kPanel + q, entering.panel(q));
+        });
+        for_each(plan.slices.count, [&](int64_t slice, int64_t head, int64_t segment, Arena arena) {
+            attend(head_slice(call, plan, head * plan.slices.count + slice), summary(head, segment), segment, arena);
+        });
+        return grows ? FULMEN_GROWS : FULMEN_OK;
+    }
+
+private:
+    Slices slices_of_keys() const {
+        const int64_t width = smaller(plan.slices.width, padded(p.key_size));
+        return {(p.key_size + width - 1) / width, width};
+    }
+
+    template <class F> void for_each(int64_t slices, F f) {
+        parallel_for(plan.threads, plan.heads * plan.segments * slices, [&](int64_t part, int64_t worker) {
+            f(part % slices, part / slices / plan.segments, part / slices % plan.segments,
+              Arena(workspace + worker * per_worker));
+        });
+    }
+
+    DeltaSummary summary(int64_t head, int64_t segment) const {
+        Arena arena(workspace + plan.threads * per_worker +
+                    (head * plan.segments + segment) * bytes_of<DeltaSummary>(p));
+        return DeltaSummary(arena, p);
+    }
+
+    int64_t start(const HeadSlice &x, int64_t segment) const {
+        return segment_start(x.sequence.tokens, segment, plan.segments);
+    }
+
+    // Slices of value channels, then those of the identity's columns. What the last segment makes of a state is only
+    // ever read as the final one, which running it yields.
+    void summarise(int64_t slice, int64_t head, int64_t segment, Arena arena) {
+        const bool identity = slice >= plan.slices.count;
+        HeadSlice x = head_slice(call, plan, head * plan.slices.count + (identity ? 0 : slice));
+        if (identity) {
+            x.head.v = Rows{};
+            x.column = (slice - plan.slices.count) * of_keys.width;
+            x.columns = smaller(of_keys.width, p.key_size - x.column);
+        }
+        const Summarising one(arena, call.problem, x.columns, Together{});
+        auto &worker = one.head(0);
+        worker.start(x.head, beta_of(call.problem, x));
+        worker.enter(Matrix{});
+        for (int64_t c = 0; c < x.columns && identity; ++c) *worker.state.at(x.column + c, c) = 1;
+        const int64_t last = start(x, segment + 1);
+        for (int64_t t = start(x, segment); t < last && segment + 1 < plan.segments; t += kChunk)
+            worker.advance(t, last);
+        const DeltaSummary to = summary(head, segment);
+        memcpy((identity ? to.transition : to.own).panel(x.column / kPanel), worker.state.data,
+               4 * (size_t)panels_size(p.key_size, x.columns));
+    }
+
+    void attend(const HeadSlice &x, const DeltaSummary &from, int64_t segment, Arena arena) {
+        const int64_t first = start(x, segment);
+        const bool ends = segment + 1 == plan.segments, final = ends && x.final.present();
+        const Worker one(arena, call.problem, x.columns, Together{});
+        auto &worker = one.head(0);
+        worker.start(x.head, beta_of(call.problem, x));
+        worker.enter(Panels{from.own.panel(x.column / kPanel), from.own.stride});
+        one.attend(&x, first, start(x, segment + 1), first == 0 && !x.initial.present(), final);
+        grows |= worker.grows();
+        if (final) store_state(worker.state, p.key_size, x.columns, x.final);
+    }
+
+    const fulmen_delta_rule_forward_call &call;
+    const fulmen_problem &p;
+    const Plan &plan;
+    const Slices of_keys;
+    int64_t per_worker = 0;
+    char *workspace = nullptr;
+    Notice grows;
+};
+
 template <class Worker> int64_t delta_rule_forward_with(const fulmen_delta_rule_forward_call &call) {
     const fulmen_problem &p = call.problem.attention;
     const Plan plan(p);
     const bool recurrent = p.schedule == FULMEN_RECURRENT;
+    if (plan.segments > 1) return Segmented<Worker>(call, plan).run();
     const int64_t bytes = recurrent ? token_by_token_bytes<DeltaTokenBuffer>(p, plan.slices.width)
                                     : bytes_of<Worker>(call.problem, plan.slices.width, plan.together);
     char *const workspace = workspace_of(p.header, plan.threads * bytes);
     if (!workspace) return FULMEN_NO_WORKSPACE;
     Notice grows;
-    parallel_for(plan.threads, plan.tasks, [&](int64_t task, int64_t worker) {
+    parallel_for(plan.threads, plan.tasks(), [&](int64_t task, int64_t worker) {
         const Arena arena(workspace + worker * bytes);
         grows |= recurrent ? attend_token_by_token(call, head_slice(call, plan, task), arena)
                            : attend_whole<Worker>(call, plan, task, arena);

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -17,7 +18,7 @@ from fulmen.runtime.architectures import interpreted
 
 __all__ = [
     "ALL_DECAYS", "BACKENDS", "DECAYS", "SCHEDULES", "TOLERANCE", "Case", "Results", "assert_close", "differentiate",
-    "exact", "inputs", "relative_error", "run", "tensors",
+    "exact", "inputs", "relative_error", "run", "tensors", "threads_set_to",
 ]  # fmt: skip
 
 
@@ -27,6 +28,17 @@ def device_of(backend: str) -> str:
 
 
 BACKENDS = [name for name, b in fulmen.backends().items() if not b.refuses(device_of(name), torch.float32)]
+
+
+@contextmanager
+def threads_set_to(count: int) -> Iterator[None]:
+    """As many as the core may use."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def tensors(case: Case) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fulmen
-from cases import Results, assert_close
+from cases import Results, assert_close, threads_set_to
 from fulmen.lab.operators.delta_rule.cases import DECAYS, Case, exact, run, tensors, yardstick
 from fulmen.lab.tolerances import DELTA_RULE
 from fulmen.ops.delta_rule.native import workspace_bytes
@@ -60,6 +60,47 @@ def test_heads_that_are_walked_together_get_the_bits_of_heads_alone(build, decay
             alone = one_by_one(call, own, heads[2])
             for together in (call(**given), call(**own)):
                 assert all(map(torch.equal, together, alone)), heads
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("decays", DECAYS)
+@pytest.mark.parametrize(
+    "case",
+    [
+        SHARED._replace(batch=1),
+        Case(packed=(0, 70, 3, 0, 40), heads=(1, 1, 2), key_size=20, value_size=7, initial=False),
+        Case(batch=1, length=100, keys="parallel", betas="near two", normalizes=False),
+        Case(batch=1, length=100, heads=(1, 1, 1), values="forget"),
+    ],
+    ids=["slices", "packed", "parallel keys", "forget"],
+)
+@pytest.mark.usefixtures("poisoned_workspace")
+def test_segments(build, dtype, decays, case):
+    """Also where a sequence has fewer chunks than there are segments."""
+    case = case._replace(decays=decays, dtype=dtype)
+    with core.core.using(build), threads_set_to(8):
+        found = run(case, tensors(case), "native", "parallel")
+    assert_close(Results(found, "native", partial(yardstick, case), DELTA_RULE), exact(case), build)
+
+
+def test_one_head_is_partitioned_where_three_threads_share_a_slice_of_it():
+    """64 value channels are two slices; calls that are to be deterministic are not partitioned."""
+    case = Case(batch=1, length=1025, heads=(1, 1, 1), value_size=64, decays="none", initial=False)
+    given = {n: x for n, x in tensors(case).items() if not n.startswith("grad_")}
+    call = partial(fulmen.delta_rule, **given, normalize_qk=True, backend="native")
+    whole = call(schedule="loop")
+    with threads_set_to(5):
+        assert torch.equal(call(), whole)
+    with threads_set_to(6):
+        partitioned = call()
+        torch.use_deterministic_algorithms(True)
+        try:
+            assert torch.equal(call(), whole)
+        finally:
+            torch.use_deterministic_algorithms(False)
+    assert not torch.equal(partitioned, whole)
+    assert_close({"output": partitioned}, {"output": exact(case)["output"]})
 
 
 def test_a_packed_sequence_does_not_depend_on_its_neighbours():

@@ -13,7 +13,19 @@ import pytest
 import torch
 
 import fulmen
-from cases import ALL_DECAYS, DECAYS, Case, Results, assert_close, differentiate, exact, inputs, run, tensors
+from cases import (
+    ALL_DECAYS,
+    DECAYS,
+    Case,
+    Results,
+    assert_close,
+    differentiate,
+    exact,
+    inputs,
+    run,
+    tensors,
+    threads_set_to,
+)
 from fulmen.lab.operators.linear_attention.cases import yardstick
 from fulmen.lab.tolerances import TOLERANCE, TOLERANCE_PER_HEAD
 from fulmen.ops.linear_attention.native import workspace_bytes
@@ -95,17 +107,12 @@ def test_a_chunk_size_beyond_counting_is_refused():
 @pytest.mark.parametrize("decays", ["head", "channel"])
 def test_bfloat16_in_segments_and_slices(build, decays):
     """One head on three threads: segments of N in the first case, slices of E in the second."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        with core.core.using(build):
-            for case in (
-                BFLOAT16.of(decays=decays, batch=1, heads=(1, 1, 1), length=1100, key_size=24, value_size=40),
-                BFLOAT16.of(decays=decays, batch=1, heads=(1, 1, 1), length=300, key_size=16, value_size=96),
-            ):
-                check_without_decay_gradients(case)
-    finally:
-        torch.set_num_threads(before)
+    with core.core.using(build), threads_set_to(3):
+        for case in (
+            BFLOAT16.of(decays=decays, batch=1, heads=(1, 1, 1), length=1100, key_size=24, value_size=40),
+            BFLOAT16.of(decays=decays, batch=1, heads=(1, 1, 1), length=300, key_size=16, value_size=96),
+        ):
+            check_without_decay_gradients(case)
 
 
 @pytest.mark.parametrize("decays", DECAYS)
@@ -127,27 +134,19 @@ def test_thread_counts(threads, decays):
 @pytest.mark.usefixtures("poisoned_workspace")
 def test_segments_of_packed_sequences(decays):
     """With more threads than heads, also where a sequence is too short for as many segments as there are."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(8)
-    try:
+    with threads_set_to(8):
         case = Case(decays=decays, packed=(700, 3, 0, 400), heads=(1, 1, 1), key_size=32, value_size=32)
         assert_close(run(case, backend="native"), exact(case))
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_segments_give_the_same_bits_every_time():
     """All but the last segment of the short sequence are empty, and start where that one starts."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(8)
-    try:
+    with threads_set_to(8):
         case = Case(decays="none", packed=(1021, 3), heads=(1, 1, 1), key_size=256, value_size=256)
         first = run(case, backend="native")
         for _ in range(30):
             for name, x in run(case, backend="native").items():
                 assert torch.equal(x, first[name]), name
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("decays", DECAYS)
