@@ -5,7 +5,6 @@
 #include "delta_worker.h"
 #include "head_slice.h"
 #include "kernels.h"
-#include "segments.h"
 
 namespace fulmen {
 namespace FULMEN_ISA {
@@ -82,46 +81,26 @@ private:
 
 template <class Element> using DeltaForwardWorker = HeadsTogether<DeltaRows<Element>, DeltaForwardHead<Element>>;
 
-// How a call is partitioned: heads, or several together, slices of value channels, and segments of tokens. These take
-// 7/3 of the work: three threads or more have to share a slice before they gain.
-struct Plan {
-    int64_t threads, heads, segments;
-    Slices slices;
-    Together together;
-    Plan(const fulmen_problem &p) {
-        const double d = (double)p.key_size, e = (double)p.value_size;
-        threads = useful_threads(p, 6 * d * e + 65 * (d + e));
-        heads = sequences_of(p) * p.heads;
-        slices = slices_of(heads, threads, p.value_size);
-        segments = segments_for(p, head_slices(), threads);
-        if (segments < 3) segments = 1;
-        if (may_partition(p) && p.schedule == FULMEN_PARALLEL)
-            segments = larger(segments, larger<int64_t>(2, p.header.threads));
-        if (segments == 1) together = heads_together(p, slices.width, head_slices(), threads);
-        threads = larger<int64_t>(1, smaller(threads, tasks() * segments));
-    }
-    int64_t head_slices() const { return heads * slices.count; }
-    int64_t tasks() const { return head_slices() / together.heads; }  // unless there are segments
-};
+// Segments of tokens take 7/3 of the work: three threads have to share a slice of a head before they gain.
+ForwardPlan plan_of(const fulmen_problem &p) {
+    const double d = (double)p.key_size, e = (double)p.value_size;
+    return ForwardPlan(p, 6 * d * e + 65 * (d + e), 3);
+}
 
 Rows beta_of(const fulmen_delta_rule_problem &p, const HeadSlice &x) {
     return rows_of(p.beta, x.sequence.batch, x.index).from(x.sequence.first, 0);
 }
 
-HeadSlice head_slice(const fulmen_delta_rule_forward_call &call, const Plan &plan, int64_t index) {
+HeadSlice head_slice(const fulmen_delta_rule_forward_call &call, const ForwardPlan &plan, int64_t index) {
     return head_slice(call.problem.attention, call.output, call.final_state, plan.slices, index);
 }
 
-// Both return whether a log-decay was above 0. The first takes several heads, one slice of each.
+// Both return whether a log-decay was above 0.
 template <class Worker>
-bool attend_whole(const fulmen_delta_rule_forward_call &call, const Plan &plan, int64_t task, Arena arena) {
-    const int64_t slices = plan.slices.count, first = task / slices * plan.together.heads;
-    HeadSlice x[kMostTogether];
-    for (int64_t i = 0; i < plan.together.heads; ++i)
-        x[i] = head_slice(call, plan, (first + i) * slices + task % slices);
-    const Worker worker(arena, call.problem, x[0].columns, plan.together);
-    for (int64_t i = 0; i < plan.together.heads; ++i) worker.head(i).start(x[i].head, beta_of(call.problem, x[i]));
-    return FULMEN_ISA::attend_whole(worker, x);
+bool attend_whole(const fulmen_delta_rule_forward_call &call, const ForwardPlan &plan, int64_t task, Arena arena) {
+    return FULMEN_ISA::attend_whole<Worker>(
+        arena, call.problem, plan, task, [&](int64_t index) { return head_slice(call, plan, index); },
+        [&](auto &worker, const HeadSlice &x) { worker.start(x.head, beta_of(call.problem, x)); });
 }
 
 bool attend_token_by_token(const fulmen_delta_rule_forward_call &call, const HeadSlice &x, Arena arena) {
@@ -159,7 +138,7 @@ template <class Worker> class Segmented {
     typedef DeltaForwardWorker<float> Summarising;
 
 public:
-    Segmented(const fulmen_delta_rule_forward_call &call, const Plan &plan)
+    Segmented(const fulmen_delta_rule_forward_call &call, const ForwardPlan &plan)
         : call(call), p(call.problem.attention), plan(plan), of_keys(slices_of_keys()) {}
 
     int64_t run() {
@@ -247,7 +226,7 @@ private:
 
     const fulmen_delta_rule_forward_call &call;
     const fulmen_problem &p;
-    const Plan &plan;
+    const ForwardPlan &plan;
     const Slices of_keys;
     int64_t per_worker = 0;
     char *workspace = nullptr;
@@ -256,7 +235,7 @@ private:
 
 template <class Worker> int64_t delta_rule_forward_with(const fulmen_delta_rule_forward_call &call) {
     const fulmen_problem &p = call.problem.attention;
-    const Plan plan(p);
+    const ForwardPlan plan = plan_of(p);
     const bool recurrent = p.schedule == FULMEN_RECURRENT;
     if (plan.segments > 1) return Segmented<Worker>(call, plan).run();
     const int64_t bytes = recurrent ? token_by_token_bytes<DeltaTokenBuffer>(p, plan.slices.width)

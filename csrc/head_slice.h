@@ -3,7 +3,7 @@
 
 #include "decay.h"
 #include "recurrence.h"
-#include "state.h"
+#include "segments.h"
 
 namespace fulmen {
 namespace FULMEN_ISA {
@@ -61,6 +61,27 @@ FULMEN_INLINE Together heads_together(const fulmen_problem &p, int64_t columns, 
     return {};
 }
 
+// How a call is partitioned: heads, or several together, slices of value channels, and segments of tokens. These are
+// fewer than `least` only where the schedule asks for them: they take more work than they divide.
+struct ForwardPlan {
+    int64_t threads, heads, segments;
+    Slices slices;
+    Together together;
+    ForwardPlan(const fulmen_problem &p, double flops_per_token, int64_t least) {
+        threads = useful_threads(p, flops_per_token);
+        heads = sequences_of(p) * p.heads;
+        slices = slices_of(heads, threads, p.value_size);
+        segments = segments_for(p, head_slices(), threads);
+        if (segments < least) segments = 1;
+        if (may_partition(p) && p.schedule == FULMEN_PARALLEL)
+            segments = larger(segments, larger<int64_t>(2, p.header.threads));
+        if (segments == 1) together = heads_together(p, slices.width, head_slices(), threads);
+        threads = larger<int64_t>(1, smaller(threads, tasks() * segments));
+    }
+    int64_t head_slices() const { return heads * slices.count; }
+    int64_t tasks() const { return head_slices() / together.heads; }  // unless there are segments
+};
+
 // Shared loads the queries and keys of a chunk, then each Worker that has these attends to it.
 template <class Shared, class Worker> class HeadsTogether {
 public:
@@ -106,12 +127,20 @@ template <class Worker> bool leave(const Worker &worker, const HeadSlice &x) {
     return worker.grows();
 }
 
-// Workers that have been started, each with its slice.
-template <class Together> bool attend_whole(const Together &workers, const HeadSlice *x) {
-    for (int64_t i = 0; i < workers.together.heads; ++i) enter(workers.head(i), x[i]);
+// Several heads, one slice of each: slice_of(index) tells which, and start(worker, slice) begins with it.
+template <class Workers, class Problem, class SliceOf, class Start>
+bool attend_whole(Arena arena, const Problem &p, const ForwardPlan &plan, int64_t task, SliceOf slice_of, Start start) {
+    const int64_t heads = plan.together.heads, slices = plan.slices.count, first = task / slices * heads;
+    HeadSlice x[kMostTogether];
+    for (int64_t i = 0; i < heads; ++i) x[i] = slice_of((first + i) * slices + task % slices);
+    const Workers workers(arena, p, x[0].columns, plan.together);
+    for (int64_t i = 0; i < heads; ++i) {
+        start(workers.head(i), x[i]);
+        enter(workers.head(i), x[i]);
+    }
     workers.attend(x, 0, x[0].sequence.tokens, !x[0].initial.present(), x[0].final.present());
     bool grows = false;
-    for (int64_t i = 0; i < workers.together.heads; ++i) grows |= leave(workers.head(i), x[i]);
+    for (int64_t i = 0; i < heads; ++i) grows |= leave(workers.head(i), x[i]);
     return grows;
 }
 

@@ -1,46 +1,26 @@
 // The forward pass: which head, value channels and tokens each worker takes.
 #include "forward_worker.h"
 #include "kernels.h"
-#include "segments.h"
 
 namespace fulmen {
 namespace FULMEN_ISA {
 namespace {
 
-// How a call is partitioned: heads, or several together, slices of value channels, and segments of tokens.
-struct Plan {
-    int64_t threads, heads, segments;
-    Slices slices;
-    Together together;
-    Plan(const fulmen_problem &p) {
-        const double d = (double)p.key_size, e = (double)p.value_size;
-        threads = useful_threads(p, 4 * d * e + 65 * (d + e));
-        heads = sequences_of(p) * p.heads;
-        slices = slices_of(heads, threads, p.value_size);
-        segments = segments_for(p, head_slices(), threads);
-        if (may_partition(p) && p.schedule == FULMEN_PARALLEL)
-            segments = larger(segments, larger<int64_t>(2, p.header.threads));
-        if (segments == 1) together = heads_together(p, slices.width, head_slices(), threads);
-        threads = larger<int64_t>(1, smaller(threads, tasks() * segments));
-    }
-    int64_t head_slices() const { return heads * slices.count; }
-    int64_t tasks() const { return head_slices() / together.heads; }  // unless there are segments
-};
+ForwardPlan plan_of(const fulmen_problem &p) {
+    const double d = (double)p.key_size, e = (double)p.value_size;
+    return ForwardPlan(p, 4 * d * e + 65 * (d + e), 2);
+}
 
-HeadSlice head_slice(const fulmen_attention_forward_call &call, const Plan &plan, int64_t index) {
+HeadSlice head_slice(const fulmen_attention_forward_call &call, const ForwardPlan &plan, int64_t index) {
     return head_slice(call.problem, call.output, call.final_state, plan.slices, index);
 }
 
-// Both return whether a log-decay was above 0. The first takes several heads, one slice of each.
+// Both return whether a log-decay was above 0.
 template <class Worker>
-bool attend_whole(const fulmen_attention_forward_call &call, const Plan &plan, int64_t task, Arena arena) {
-    const int64_t slices = plan.slices.count, first = task / slices * plan.together.heads;
-    HeadSlice x[kMostTogether];
-    for (int64_t i = 0; i < plan.together.heads; ++i)
-        x[i] = head_slice(call, plan, (first + i) * slices + task % slices);
-    const Worker worker(arena, call.problem, x[0].columns, plan.together);
-    for (int64_t i = 0; i < plan.together.heads; ++i) worker.head(i).start(x[i].head);
-    return FULMEN_ISA::attend_whole(worker, x);
+bool attend_whole(const fulmen_attention_forward_call &call, const ForwardPlan &plan, int64_t task, Arena arena) {
+    return FULMEN_ISA::attend_whole<Worker>(
+        arena, call.problem, plan, task, [&](int64_t index) { return head_slice(call, plan, index); },
+        [](auto &worker, const HeadSlice &x) { worker.start(x.head); });
 }
 
 bool attend_token_by_token(const fulmen_attention_forward_call &call, const HeadSlice &x, Arena arena) {
@@ -55,7 +35,7 @@ bool attend_token_by_token(const fulmen_attention_forward_call &call, const Head
 
 template <class Worker> int64_t attention_forward_with(const fulmen_attention_forward_call &call) {
     const fulmen_problem &p = call.problem;
-    const Plan plan(p);
+    const ForwardPlan plan = plan_of(p);
     const int64_t segments = plan.segments, columns = plan.slices.width;
     const int64_t per_worker = p.schedule == FULMEN_RECURRENT ? token_by_token_bytes<TokenBuffer>(p, columns)
                                                               : bytes_of<Worker>(p, columns, plan.together);
