@@ -168,6 +168,13 @@ def states_forward(run: Launcher, p: States, states: Tensor, one_by_one: bool) -
 def states_backward(run: Launcher, p: States, states: Tensor, entering: Tensor, grads: Gradients) -> None:
     """Of chunk_states: ``entering`` are the gradients of the ``states``, all that flows in included."""
     decays = decay_gradients(run, p, grads, walks=1)
+    learned = any(decay.requested for decay in decays.values())
+    if learned and run.walk_precision(precise=True) != run.walk_precision(precise=False):
+        # The forward's sums of rounded products are too coarse for it: once more, as precise as the walks below.
+        initial, states = states[:, :, 0], torch.empty_like(states)
+        fill_boundary(states[:, :, 0], initial)
+        walk_summary(run, p, states, precise=True)
+        run.fold(states)
     for writes, walk, read, factor, result in (
         ("key", "dk", p.v, p.k, grads.k),
         ("value", "dv", p.k, p.v, grads.v),
