@@ -8,7 +8,7 @@ import torch
 import fulmen
 from cases import BACKENDS, Results, assert_close
 from fulmen.lab.operators.delta_rule.cases import Case, exact, options, run, tensors, yardstick
-from fulmen.lab.tolerances import DELTA_RULE, TOLERANCE, relative_error
+from fulmen.lab.tolerances import DECAY_GRADIENT_NORM, DELTA_RULE, TOLERANCE, relative_error
 from fulmen.ops.chunks.decay_form import tokens_of
 from fulmen.runtime.architectures import interpreted
 
@@ -37,6 +37,14 @@ def test_every_decay(decays):
 @pytest.mark.parametrize("decays", ["token", "channel"])
 def test_dtypes(decays, dtype):
     check(RAGGED._replace(decays=decays, dtype=dtype, length=45))
+
+
+def test_a_head_decay_has_a_gradient_in_float32_from_bfloat16():
+    """It is a tenth of what it is a difference of, summed over all tokens: two terms of factors are not enough."""
+    case = Case(batch=1, length=16, heads=(1, 1, 2), key_size=2, decays="head", values="far", scale=1.0, seed=206)
+    case = case._replace(dtype=torch.bfloat16)
+    got = run(case, tensors(case), "triton")["dlog_decay"]
+    assert relative_error(got, exact(case)["dlog_decay"]) <= DECAY_GRADIENT_NORM
 
 
 @pytest.mark.parametrize("values", ["far", "forget"])

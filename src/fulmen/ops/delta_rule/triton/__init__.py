@@ -114,10 +114,13 @@ def step(p: Step, output: Tensor) -> None:
 
 
 def precision(p: DeltaRule, grads: Gradients | None = None) -> str:
-    """How factors of products enter them. A decay's gradient is float32, and wants more than bfloat16 has."""
+    """How factors of products enter them. A decay's gradient is float32, and wants more than bfloat16 has; one for a
+    whole head adds up over all tokens what is a difference at each."""
     if p.q.dtype == torch.float16:
         return "three terms"
-    return "one term" if grads is None or grads.log_decay is None else "two terms"
+    if grads is None or grads.log_decay is None:
+        return "one term"
+    return "three terms" if DecayForm.of(p.log_decay).by_head else "two terms"
 
 
 def segments(p: DeltaRule, grads: Gradients | None = None) -> list[slice]:
