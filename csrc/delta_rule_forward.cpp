@@ -134,7 +134,7 @@ struct DeltaSummary {
 // enter, then run each segment from its own. A transition is what becomes of the identity where there are no values: D
 // more columns of a state.
 template <class Worker> class Segmented {
-    // In floats, whatever is multiplied in the end: of a rounded transition, a state would be as far off as it is long.
+    // In floats, also where pairs are multiplied afterwards: a state would get the error of each transition it passes.
     typedef DeltaForwardWorker<float> Summarising;
 
 public:

@@ -43,13 +43,9 @@ FULMEN_INLINE Vec multiply_add(Vec a, Vec b, Vec sum) { return a * b + sum; }
 // The first term of a chain of multiply-adds: rounded by itself, and not contracted with the next one in its place. (Of
 // __builtin_assoc_barrier on a vector GCC makes a multiplication, and a detour over every single lane.)
 FULMEN_INLINE Vec term(Vec a, Vec b) {
-#if defined(__AVX512F__) && FULMEN_VECTOR_BYTES == 64
+#if (defined(__AVX512F__) && FULMEN_VECTOR_BYTES == 64) || (defined(__AVX2__) && FULMEN_VECTOR_BYTES == 32)
     Vec product = a * b;
     asm("" : "+v"(product));
-    return product;
-#elif defined(__AVX__) && FULMEN_VECTOR_BYTES == 32
-    Vec product = a * b;
-    asm("" : "+x"(product));
     return product;
 #else
     return multiply_add(a, b, Vec{});
