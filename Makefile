@@ -49,11 +49,11 @@ test: setup
 	TRITON_INTERPRET=1 $(PYTEST) -q -m "(gpu or either) and not long"
 	$(MAKE) test-core test-isa OTHERS=2
 
-# The builds of the core that this machine can run, the default first. Tests add one that is not installed, the source of
-# those for 512 bits on registers of 256: it tests their lanes and pairs of bfloat16 where the CPU has neither.
+# The builds of the core that this machine can run, the default first. Where that one does not multiply bfloat16 in pairs,
+# tests add one that is not installed and comes next: the source of the build that does, on registers of 256 bits.
 BUILDS := $(RUN)/python -c 'from fulmen.runtime.core import core; print(*(dict.fromkeys([core.isa, *core.builds]) if core else []))'
 EMULATED := avx512_on_avx2
-TESTED_BUILDS := $(BUILDS) | sed 's/avx2/& $(EMULATED)/'
+TESTED_BUILDS := $(BUILDS) | sed -E 's/^(avx512|avx2)\b/& $(EMULATED)/'
 # By their numbers, those that test-isa runs.
 OTHERS := 2-
 EMULATED_CORE := build/emulated/libfulmen_core.so

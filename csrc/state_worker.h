@@ -177,9 +177,11 @@ private:
     }
 };
 
-// Calls f with the element of a call's workers: pairs unless a decay of the values forbids it.
+// Calls f with the element of a call's workers: pairs unless a decay of the values forbids it, or channels are so few
+// that the roundings of their factors do not average out. (These are padded to a panel anyway.)
 template <class F> FULMEN_INLINE auto with_element(const fulmen_problem &p, F f) {
-    return with_element(decays(p.decay_v_form) ? (int64_t)FULMEN_FLOAT32 : p.k.dtype, f);
+    const bool floats = decays(p.decay_v_form) || p.key_size < kPanel || p.value_size < kPanel;
+    return with_element(floats ? (int64_t)FULMEN_FLOAT32 : p.k.dtype, f);
 }
 
 }  // namespace FULMEN_ISA
