@@ -186,6 +186,13 @@ def walk(
                 y_rows = y_rows * read_weights
             else:
                 x_rows = x_rows * read_weights
+
+        # What the state gives to the tokens, and their pairs. The terms of the state take many registers, and so do the
+        # weights of each channel that is written: they come after it.
+        if x is not None:
+            values = times(x_rows, state, MIRRORED, PRECISION)
+            if y is not None and scores is None:
+                pairs = times(x_rows, tl.trans(y_rows), MIRRORED, PRECISION)
         if write_decay is not None:
             if write_totals is None:
                 left = tl.exp(sum_rows(logs, MIRRORED))
@@ -202,11 +209,11 @@ def walk(
         if left_out is not None:
             of_sum = enter * by_column(tl.where(too_far, 0.0, 1.0 / tl.maximum(left, SMALLEST)), MIRRORED)
 
-        # What the state gives to the tokens; what they leave of it and add to it.
+        # Both weighed, what the tokens leave of the state, and what they add to it.
         if x is not None:
-            values = weigh(times(x_rows, state, MIRRORED, PRECISION), enter)
-            if y is not None and scores is None:
-                pairs = weigh(times(x_rows, tl.trans(y_rows), MIRRORED, PRECISION), of_pairs)
+            values = weigh(values, enter)
+            if y is not None:
+                pairs = weigh(pairs, of_pairs)
         if totals is not None or read_decay is not None:
             state *= by_row(read_left, MIRRORED)
         if write_decay is not None:
