@@ -187,33 +187,33 @@ def walk(
             else:
                 x_rows = x_rows * read_weights
 
+        if totals is None and write_decay is None:  # else the scale is in what was prepared, or in what follows
+            of_pairs = weigh(scale, of_pairs)
+            if BACKWARD:
+                leave = weigh(scale, leave)
+            else:
+                enter = weigh(scale, enter)
+
         # What the state gives to the tokens, and their pairs. The terms of the state take many registers, and so do the
         # weights of each channel that is written: they come after it.
         if x is not None:
             values = times(x_rows, state, MIRRORED, PRECISION)
+            if write_decay is None:
+                values = weigh(values, enter)
             if y is not None and scores is None:
-                pairs = times(x_rows, tl.trans(y_rows), MIRRORED, PRECISION)
+                pairs = weigh(times(x_rows, tl.trans(y_rows), MIRRORED, PRECISION), of_pairs)
         if write_decay is not None:
             if write_totals is None:
                 left = tl.exp(sum_rows(logs, MIRRORED))
             from_start = tl.exp(times((j <= i).to(tl.bfloat16), logs, MIRRORED, THREE_TERMS))
             to_end = tl.exp(times((j > i).to(tl.bfloat16), logs, MIRRORED, THREE_TERMS))
-            enter, leave = (to_end, from_start) if BACKWARD else (from_start, to_end)
-        if totals is None and write_decay is None:
-            of_pairs = weigh(scale, of_pairs)
-        if totals is None or write_decay is not None:  # else the scale is in what was prepared
-            if BACKWARD:
-                leave = weigh(scale, leave)
-            else:
-                enter = weigh(scale, enter)
-        if left_out is not None:
-            of_sum = enter * by_column(tl.where(too_far, 0.0, 1.0 / tl.maximum(left, SMALLEST)), MIRRORED)
+            enter, leave = (to_end, scale * from_start) if BACKWARD else (scale * from_start, to_end)
+            if left_out is not None:
+                of_sum = enter * by_column(tl.where(too_far, 0.0, 1.0 / tl.maximum(left, SMALLEST)), MIRRORED)
+            if x is not None:
+                values = weigh(values, enter)
 
-        # Both weighed, what the tokens leave of the state, and what they add to it.
-        if x is not None:
-            values = weigh(values, enter)
-            if y is not None:
-                pairs = weigh(pairs, of_pairs)
+        # What they leave of the state, and what they add to it.
         if totals is not None or read_decay is not None:
             state *= by_row(read_left, MIRRORED)
         if write_decay is not None:
