@@ -139,13 +139,15 @@ template <class Worker> class Segmented {
 
 public:
     Segmented(const fulmen_delta_rule_forward_call &call, const ForwardPlan &plan)
-        : call(call), p(call.problem.attention), plan(plan), of_keys(slices_of_keys()) {}
+        : call(call),
+          p(call.problem.attention),
+          plan(plan),
+          of_keys(slices_of_keys()),
+          per_worker(larger(bytes_of<Worker>(call.problem, plan.slices.width, Together{}),
+                            bytes_of<Summarising>(call.problem, plan.slices.width, Together{}))),
+          per_summary(bytes_of<DeltaSummary>(p)) {}
 
     int64_t run() {
-        const int64_t width = larger(plan.slices.width, of_keys.width);
-        per_worker = larger(bytes_of<Worker>(call.problem, width, Together{}),
-                            bytes_of<Summarising>(call.problem, width, Together{}));
-        const int64_t per_summary = bytes_of<DeltaSummary>(p);
         workspace = workspace_of(p.header, plan.threads * per_worker + plan.heads * plan.segments * per_summary);
         if (!workspace) return FULMEN_NO_WORKSPACE;
         for_each(plan.slices.count + of_keys.count, [&](int64_t slice, int64_t head, int64_t segment, Arena arena) {
@@ -180,8 +182,7 @@ private:
     }
 
     DeltaSummary summary(int64_t head, int64_t segment) const {
-        Arena arena(workspace + plan.threads * per_worker +
-                    (head * plan.segments + segment) * bytes_of<DeltaSummary>(p));
+        Arena arena(workspace + plan.threads * per_worker + (head * plan.segments + segment) * per_summary);
         return DeltaSummary(arena, p);
     }
 
@@ -228,7 +229,7 @@ private:
     const fulmen_problem &p;
     const ForwardPlan &plan;
     const Slices of_keys;
-    int64_t per_worker = 0;
+    const int64_t per_worker, per_summary;
     char *workspace = nullptr;
     Notice grows;
 };

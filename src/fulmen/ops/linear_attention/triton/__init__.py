@@ -17,7 +17,8 @@ from fulmen.ops.chunks.decay_form import as_sequence
 from fulmen.ops.linear_attention.problem import Attention, Gradients, States, Step
 from fulmen.ops.linear_attention.triton import walks
 from fulmen.ops.linear_attention.triton.boundaries import fill_boundary
-from fulmen.ops.linear_attention.triton.launch import Launcher, partition_attention
+from fulmen.ops.linear_attention.triton.launch import Launcher
+from fulmen.ops.linear_attention.triton.partition import partition_attention
 from fulmen.triton_common.launching import on_its_device
 from fulmen.triton_common.operands import Partition, readable
 

@@ -35,8 +35,6 @@ from fulmen.triton_common.tiles import WalkTile, padded
 WALKS = {"output": "value", "dq": "key", "dk": "key", "dv": "value"}
 OTHER = {"key": "value", "value": "key"}
 BACKWARD = ("dk", "dv", "summary_backward")  # in time
-# Below this many tokens a segment does not pay for the extra pass over k and v that finds the states between segments.
-SHORTEST_SEGMENT = 256
 
 
 class LogDecays(NamedTuple):
@@ -419,35 +417,3 @@ def log_decays_of(p: Attention | States, heads: int) -> LogDecays:
     if p.log_decay is not None and value is not None:
         beside = operands.tokens(p.log_decay.expand(*p.k.shape[:2], heads), heads)
     return LogDecays(key, None, value, beside)
-
-
-def partition_attention(p: Attention, schedule: str, longest: int | None = None) -> tuple[Partition, int]:
-    """How a schedule partitions the sequences into segments, of ``longest`` tokens at most (packed sequences: in the
-    mean), and how many sequences there are."""
-    length, sequences = p.q.shape[1], p.state_shape[0]
-    if schedule in ("parallel", "recompute"):
-        tokens = UNIT.value
-    elif schedule == "auto" and not torch.are_deterministic_algorithms_enabled():
-        architecture = architecture_of(p.q.device)
-        programs, resident = programs_of(p, architecture, precise=longest is not None)
-        wanted = max(resident * architecture.multiprocessors // max(programs, 1), 1)
-        tokens = max(
-            triton.cdiv(triton.cdiv(length, sequences if p.cu_seqlens is not None else 1), wanted), SHORTEST_SEGMENT
-        )
-    else:
-        tokens = length
-    tokens = tokens if longest is None else min(tokens, longest)
-    tokens = max(triton.cdiv(tokens, UNIT.value), 1) * UNIT.value
-    if p.cu_seqlens is None:
-        return Partition(None, length, max(triton.cdiv(length, tokens), 1), tokens), sequences
-    return Partition(
-        p.cu_seqlens.contiguous(), length, max(triton.cdiv(length, tokens * sequences), 1), tokens
-    ), sequences
-
-
-def programs_of(p: Attention, architecture: Architecture, precise: bool) -> tuple[int, int]:
-    """Of a walk with one segment: how many there are, and how many a multiprocessor holds at once."""
-    sizes, heads = (p.q.shape[3], p.v.shape[3]), p.state_shape[0] * p.heads
-    precision = precision_of(p.q.dtype, architecture, p.decays, precise)
-    tile = walk_tile(architecture, *sizes, precision, p.decays, small=False)
-    return heads * triton.cdiv(sizes[1], tile.width), tile.resident

@@ -8,7 +8,8 @@ from torch import Tensor
 from fulmen.ops.linear_attention.problem import Attention, Gradients, States
 from fulmen.ops.linear_attention.triton.boundaries import fill_boundary, new_boundaries, per_head, sum_heads
 from fulmen.ops.linear_attention.triton.decay_gradients import DecayGradient, decay_gradients
-from fulmen.ops.linear_attention.triton.launch import OTHER, Launcher, Rows, partition_attention
+from fulmen.ops.linear_attention.triton.launch import OTHER, Launcher, Rows
+from fulmen.ops.linear_attention.triton.partition import partition_attention
 
 # The gradient of a decay starts again with every segment (:mod:`.walk`), so that rounding does not add up.
 LONGEST_SEGMENT = 2048
