@@ -4,7 +4,7 @@
 // with -dv, where
 //
 //     dU = M^T do + earlier(k) G            M_ij = w_ij q_i . k_j for j <= i
-//     dv = X^T (beta dU)
+//     dv_j = beta_j (dU_j - sum over i > j of L_ij dv_i)
 //     Wq_ij = beta_j do_i . Y_j for j <= i           Wk_ij = -beta_j dv_i . Y_j for j < i          of M and of L
 //     dbeta_j = dU_j . Y_j - sum over i of L_ij dv_i . Y_j
 //     dq = later(do S^T) + sum over j <= i of Wq_ij w_ij k_j
@@ -26,12 +26,11 @@ struct DeltaHeadGradients {
 // Of one chunk, from the walk to the right for the walk to the left.
 struct KeptChunk {
     Panels state, errors;
-    float *overlaps, *inverse;
+    float *overlaps;
     KeptChunk(Arena &arena, const fulmen_problem &p)
         : state(arena.panels(p.key_size, p.value_size)),
           errors(arena.panels(kChunk, p.value_size)),
-          overlaps(arena.floats(kBlock)),
-          inverse(arena.floats(kBlock)) {}
+          overlaps(arena.floats(kBlock)) {}
 };
 
 class DeltaBackwardWorker : public DeltaWorker<float> {
@@ -41,7 +40,7 @@ public:
 
     // The chunk at token t from left to right. The state need not be `advanced` over a segment's last chunk.
     void walk_right(int64_t t, int64_t count, const KeptChunk &kept, bool advanced) {
-        use(kept);
+        overlaps = kept.overlaps;
         rows.load_keys(in, t, count);
         rows.pair_keys();
         load_corrections(t, count);
@@ -57,7 +56,7 @@ public:
 
     // The same chunk from right to left: all gradients, and that of the state.
     void walk_left(int64_t t, int64_t count, const KeptChunk &kept) {
-        use(kept);
+        overlaps = kept.overlaps;
         load_chunk(t, count);
         differentiate_corrections(kept.errors);
         differentiate_reads(kept);
@@ -107,10 +106,6 @@ private:
           grads_k(arena.floats(kBlock)),
           scale((float)p.scale) {}
 
-    void use(const KeptChunk &kept) {
-        overlaps = kept.overlaps;
-        inverse = kept.inverse;
-    }
 
     void load_chunk(int64_t t, int64_t count) {
         begin(t, count);
@@ -128,14 +123,14 @@ private:
 
     // dU, dv, dbeta, Wq and Wk.
     void differentiate_corrections(Panels errors) {
-        float weighted_inverse[kBlock];  // transposed
-        transpose_block(inverse, weighted_inverse);
-        weigh_columns(weighted_inverse, 1, beta);
+        float pulls_back[kBlock];  // [i][j]
+        transpose_block(overlaps, pulls_back);
+        weigh_rows(pulls_back, beta);
         for (int64_t p = 0; p < value.blocks(); ++p) {
             multiply(d_written.panel(p), 1, Zero{}, Product<AsStored>{earlier_k, grad_state.panel(p), key.blocks()},
                      Product<AsStored>{Panels{scores, 0}, g.panel(p), 1});
-            multiply(d_values.panel(p), 1, Zero{},
-                     Product<AsStored>{Panels{weighted_inverse, 0}, d_written.panel(p), 1});
+            solve<true>(pulls_back, d_written.panel(p), d_values.panel(p));
+            weigh_rows(d_values.panel(p), beta);
         }
         transpose(g, value.size(), g_transposed);
         transpose(d_values, value.size(), values_transposed);

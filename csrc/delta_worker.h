@@ -3,10 +3,9 @@
 // With w_ij the decay from token j to token i of a chunk, S the state that enters and overlaps L_ij = w_ij k_i . k_j
 // for j < i, the errors of a chunk's values are the solution Y of
 //
-//     Y_i = v_i - e^{b_i} S^T k_i - sum over j < i of L_ij beta_j Y_j       so  Y = X (V - later(k) S)
-//     X   = (I + L diag(beta))^-1                                           unit lower triangular
+//     Y_i = v_i - e^{b_i} S^T k_i - sum over j < i of L_ij beta_j Y_j
 //
-// and with what is written, U = beta Y, in place of V, the rest is linear attention. X depends on the chunk's inputs
+// and with what is written, U = beta Y, in place of V, the rest is linear attention. L depends on the chunk's inputs
 // alone, and everything after it is local to a panel of the state.
 //
 // One decay for all channels of a token weighs what keys and queries make and what is written, so that heads that share
@@ -15,7 +14,7 @@
 //
 // In pairs, the state, U and rows that a decay has weighed are rounded once, where they become factors. Lengths of rows
 // are then weights like those of a decay, but that a decay per channel weighs rows in floats, once they have length 1.
-// X is float32, and so is its product.
+// L is float32, and Y is solved for in float32.
 #pragma once
 
 #include "state_worker.h"
@@ -30,14 +29,24 @@ static inline void normalize_rows(Panels x, int64_t size, float *reciprocals) {
     for (int64_t p = 0; p * kPanel < size; ++p) weigh_rows(x.panel(p), reciprocals);
 }
 
-// Row i of the inverse is e_i - sum over j < i of L_ij beta_j (row j): forward substitution, the form that keeps its
-// digits where keys are nearly alike. overlaps are [j][i], inverse is [i][j].
-static inline void invert(const float *overlaps, const float *beta, float *inverse) {
-    for (int i = 0; i < kChunk; ++i) {
-        Row row;
-        for (int v = 0; v < kVecs; ++v) row.x[v] = select(lane_numbers() + v * kLanes == i, broadcast(1.0f), Vec{});
-        for (int j = 0; j < i; ++j) row = row + -(overlaps[j * kPanel + i] * beta[j]) * load_row(inverse, j);
-        store_row(inverse, i, row);
+// A panel of the solution of a unit triangular system, [a][b] what row a takes away from row b: of later rows, or
+// Upwards of earlier ones. Each row is what the rows before it leave, which later rows put right if it is off: with keys
+// that are nearly alike and beta near 2, what a chunk writes is the difference of much larger numbers.
+template <bool Upwards> FULMEN_INLINE void solve(const float *triangle, const float *from, float *to) {
+    for (int v = 0; v < kPanel; v += kLanes) {
+        Vec rows[kChunk];
+#pragma GCC unroll 16
+        for (int t = 0; t < kChunk; ++t) rows[t] = load(from + t * kPanel + v);
+#pragma GCC unroll 16
+        for (int step = 0; step < kChunk; ++step) {
+            const int known = Upwards ? kChunk - 1 - step : step;
+            store(to + known * kPanel + v, rows[known]);
+#pragma GCC unroll 16
+            for (int more = 1; more < kChunk - step; ++more) {
+                const int t = Upwards ? known - more : known + more;
+                rows[t] -= triangle[known * kPanel + t] * rows[known];
+            }
+        }
     }
 }
 
@@ -142,7 +151,7 @@ public:
           v(Base::v.in_floats()),
           later_k(arena, rows.decay_by_channel ? kChunk : 0, p.key_size, Use{true, false, false, true}),
           overlaps(arena.floats(kBlock)),
-          inverse(arena.floats(kBlock)),
+          pulls(arena.floats(kBlock)),
           beta(arena.floats(kChunk)) {}
 
     void start(const Head &head, Rows betas) {
@@ -173,13 +182,14 @@ protected:
         gather(beta_rows, t, count, beta);
     }
 
-    // Decays, beta, v, the overlaps and their inverse, of a chunk whose keys are loaded.
+    // Decays, beta, v and the overlaps, of a chunk whose keys are loaded.
     void load_corrections(int64_t t, int64_t count) {
         begin(t, count);
         pack(in.v, t, count, value.size(), v);
         weigh_products(rows.k, rows.overlaps, overlaps);
         for (int i = 0; i < kChunk; ++i) overlaps[i * kPanel + i] = 0;
-        invert(overlaps, beta, inverse);
+        memcpy(pulls, overlaps, 4 * kBlock);
+        weigh_rows(pulls, beta);
     }
 
     // pairs[j][i] = later_i . k_j with the decay between the two.
@@ -211,7 +221,7 @@ protected:
             const float weight = key.by_channel() ? 1 : key.weights().prefix[t] * rows.weight(rows.k_reciprocals, t);
             store_row(v.panel(p), t, load_row(v.panel(p), t) + -weight * load_row(recalled, t));
         }
-        multiply(errors, 1, Zero{}, Product<AsStored>{Panels{inverse, 0}, v.panel(p), 1});
+        solve<false>(pulls, v.panel(p), errors);
         Written<float> in_floats, &u = floats_of(written, in_floats);
         for (int t = 0; t < kChunk; ++t) {
             const float weight = key.by_channel() ? 1 : key.weights().suffix[t] * rows.weight(rows.k_reciprocals, t);
@@ -229,7 +239,7 @@ protected:
     const Panels v;
     const Operand<Element> later_k;
     float *overlaps;  // [j][i], with the decay between the two, 0 for i <= j
-    float *inverse;   // [i][j]
+    float *pulls;     // the same with beta_j: what an error takes away from later ones
     float *beta;
     Rows beta_rows = {};
 };

@@ -82,6 +82,21 @@ def test_the_torch_backend_keeps_the_digits_of_a_decay_of_one_channel():
     assert wrong(Problem("delta_rule", case, equal="tokens", without="state"), Setting("torch")) == []
 
 
+@pytest.mark.parametrize(
+    ("case", "options"),
+    [
+        (Case(length=33, value_size=1, decays="head", values="far", seed=2), {}),
+        (Case(length=16, value_size=31, decays="none", seed=1), {"equal": "tokens", "without": "output"}),
+    ],
+    ids=["no decay", "equal tokens"],
+)
+def test_the_native_backend_keeps_the_digits_of_reflections(case, options):
+    """With β near 2 a chunk writes differences of larger numbers. Where products are not fused with their sums, an
+    inverse that multiplies lost too many of their digits."""
+    case = case._replace(batch=1, heads=(2, 6, 1), key_size=1, betas="near two")
+    assert wrong(Problem("delta_rule", case, **options), Setting("native", isa="baseline")) == []
+
+
 @pytest.mark.parametrize("keys", ["parallel", "repeated"])
 def test_the_torch_backend_keeps_the_digits_of_float64(keys):
     """There is no wider type for the inverse."""
