@@ -97,6 +97,13 @@ def test_the_native_backend_keeps_the_digits_of_reflections(case, options):
     assert wrong(Problem("delta_rule", case, **options), Setting("native", isa="baseline")) == []
 
 
+def test_the_native_backend_keeps_the_digits_of_a_decay_of_one_channel():
+    """The pairs of a chunk are a hundred times as large as their sum."""
+    case = Case(length=6, heads=(1, 1, 1), key_size=1, value_size=17, decays="token", values="tiny", scale=1.0, seed=61)
+    problem = Problem("delta_rule", case._replace(keys="parallel"), other_dtype=torch.bfloat16)
+    assert wrong(problem, Setting("native")) == []
+
+
 @pytest.mark.parametrize("keys", ["parallel", "repeated"])
 def test_the_torch_backend_keeps_the_digits_of_float64(keys):
     """There is no wider type for the inverse."""
