@@ -6,6 +6,7 @@ from torch._inductor.utils import run_and_get_code
 
 import fulmen
 from cases import ALL_DECAYS, BACKENDS, Case, differentiate, inputs, run, tensors
+from fulmen.lab.tolerances import TOLERANCE, relative_error
 
 pytestmark = pytest.mark.one_build
 
@@ -238,10 +239,18 @@ SUBSETS = [
 ]
 
 
+def as_among_all(gradient, among_all, backend):
+    """With the same bits, but for the Triton kernels: where a decay's gradient is requested too, they add the pair of a
+    token with itself last."""
+    if backend == "triton":
+        return relative_error(gradient, among_all.double()) <= TOLERANCE[torch.float32]
+    return torch.equal(gradient, among_all)
+
+
 @BACKEND
 @FORM
 def test_only_the_requested_gradients(backend, decays):
-    """The others are empty, and these have the bits they would have among all."""
+    """The others are empty, and these are what they would be among all."""
     case = Case(decays=decays, length=70, heads=(2, 1, 2))
     *call, _, _ = attention_args(case, backend, grad=False)
     grads = tensors(case)["grad_output"], tensors(case)["grad_state"]
@@ -260,7 +269,8 @@ def test_only_the_requested_gradients(backend, decays):
         for subset in SUBSETS:
             wanted = [x in subset and there for x, there in zip(INPUTS, possible, strict=True)]
             for x, wants, grad, among_all in zip(INPUTS, wanted, backward(*args, wanted, backend), full, strict=True):
-                assert torch.equal(grad, among_all) if wants else grad.numel() == 0, (name, subset, x)
+                right = as_among_all(grad, among_all, backend) if wants else grad.numel() == 0
+                assert right, (name, subset, x)
 
 
 @pytest.mark.parametrize(("backend", "compiled"), [*((name, False) for name in BACKENDS), ("torch", True)])
@@ -275,7 +285,7 @@ def test_inputs_that_need_no_gradient_get_none(backend, compiled):
         given = {n: x.detach() for n, x in inputs(case).items()}
         given[name].requires_grad_()
         results = differentiate(case, {name: given[name]}, *function(given))
-        assert torch.equal(results[f"d{name}"], full[f"d{name}"]), name
+        assert as_among_all(results[f"d{name}"], full[f"d{name}"], backend), name
         assert all(x.grad is None for x in given.values())
 
 
