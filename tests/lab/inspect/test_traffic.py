@@ -134,3 +134,17 @@ def test_chunk_states_are_read_once_where_heads_fill_the_card(heads, kernels):
         p = _states(Decays.named("channel"), "auto", 4, 1024, heads, 128, torch.bfloat16)
         _backend.states_forward(p, torch.empty(p.states_shape))
     assert [launch.kernel for launch in launches] == kernels
+
+
+@pytest.mark.skipif(interpreted(), reason="what Triton interprets it does not record")
+@pytest.mark.parametrize(
+    ("batch", "architecture", "partitioned"), [(2, "sm_80", True), (2, "sm_90", False), (1, "sm_90", True)]
+)
+def test_a_card_with_a_program_on_every_multiprocessor_is_not_partitioned_for_a_second(
+    batch, architecture, partitioned
+):
+    """128 programs are one for almost each of an H100's 132 multiprocessors, and more than one for an A100's 108."""
+    from fulmen.lab.operators.linear_attention.workloads import attention_launched
+
+    launches, _ = attention_launched(ARCHITECTURES[architecture], Decays.named("head"), "auto", False, batch, 8192)
+    assert ("fold" in [launch.kernel for launch in launches]) == partitioned

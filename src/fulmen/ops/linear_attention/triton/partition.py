@@ -15,9 +15,12 @@ from fulmen.triton_common.operands import UNIT, Partition
 SHORTEST_SEGMENT = 256
 
 
-def partition_attention(p: Attention, schedule: str, longest: int | None = None) -> tuple[Partition, int]:
+def partition_attention(
+    p: Attention, schedule: str, longest: int | None = None, learned: bool = False
+) -> tuple[Partition, int]:
     """How a schedule partitions the sequences into segments, of ``longest`` tokens at most (packed sequences: in the
-    mean), and how many sequences there are."""
+    mean), and how many sequences there are. ``learned``: a backward with the gradient of a decay, which wants segments
+    anyway."""
     length, sequences = p.q.shape[1], p.state_shape[0]
     if schedule in ("parallel", "recompute"):
         tokens = UNIT.value
@@ -25,6 +28,8 @@ def partition_attention(p: Attention, schedule: str, longest: int | None = None)
         architecture = architecture_of(p.q.device)
         programs, resident = programs_of(p, architecture, precise=longest is not None)
         wanted = max(resident * architecture.multiprocessors // max(programs, 1), 1)
+        if wanted == 2 and not learned and fills(programs, architecture.multiprocessors):
+            wanted = 1
         tokens = max(
             triton.cdiv(triton.cdiv(length, sequences if p.cu_seqlens is not None else 1), wanted), SHORTEST_SEGMENT
         )
@@ -37,6 +42,12 @@ def partition_attention(p: Attention, schedule: str, longest: int | None = None)
     return Partition(
         p.cu_seqlens.contiguous(), length, max(triton.cdiv(length, tokens * sequences), 1), tokens
     ), sequences
+
+
+def fills(programs: int, multiprocessors: int) -> bool:
+    """Whether nearly every multiprocessor has one program. A second one beside it then hides less latency than the
+    extra pass over k and v takes."""
+    return multiprocessors * 3 // 4 < programs <= multiprocessors
 
 
 def programs_of(p: Attention, architecture: Architecture, precise: bool) -> tuple[int, int]:

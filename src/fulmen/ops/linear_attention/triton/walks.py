@@ -52,8 +52,8 @@ class Backward:
         learned = grads.log_decay is not None or grads.log_decay_v is not None
         small, longest = schedule == "recompute", LONGEST_SEGMENT if learned else None
         self.p, self.do, self.grad_state, self.grads = p, do, grad_state, grads
-        self.whole = Launcher(p, *partition_attention(p, schedule), small=small)
-        self.run = Launcher(p, *partition_attention(p, schedule, longest), small=small)
+        self.whole = Launcher(p, *partition_attention(p, schedule, learned=learned), small=small)
+        self.run = Launcher(p, *partition_attention(p, schedule, longest, learned), small=small)
         self.at_once = self.whole.partition.segments > 1
         self.decays, self.learned = decay_gradients(self.run, p, grads, walks=1 if do is None else 2), learned
         self.boundaries: Tensor | None = None  # the states there, once they are known
