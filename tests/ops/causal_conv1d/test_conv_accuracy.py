@@ -51,6 +51,21 @@ def test_shapes(backend, device, case):
     assert_right(case, device, backend)
 
 
+@pytest.mark.parametrize("activation", [None, "silu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_it_is_the_convolution_of_torch(backend, device, activation, dtype):
+    """Differentiated by autograd, and without anything of the specification, which the other tests compare with."""
+    case = Case(length=9, state=5, activation=activation, dtype=dtype)
+    given = {name: x.double() for name, x in tensors(case).items()}
+    leaves = {name: x.requires_grad_() for name, x in given.items() if not name.startswith("grad")}
+    u = torch.cat((leaves["initial_state"], leaves["x"].mT), 2)
+    z = torch.nn.functional.conv1d(u[:, :, 2:], leaves["weight"][:, None], leaves["bias"], groups=case.channels).mT
+    results = z * z.sigmoid() if activation else z, u[:, :, -5:]
+    found = torch.autograd.grad(results, list(leaves.values()), (given["grad_output"], given["grad_state"]))
+    gradients = {f"d{name}": x for name, x in zip(leaves, found, strict=True)}
+    assert_close(run_on(case, device, backend), {"output": results[0], "state": results[1]} | gradients)
+
+
 @pytest.mark.parametrize("dense", ["channels", "tokens"])
 @pytest.mark.parametrize("state", [None, 5])
 def test_packed_sequences(backend, device, dense, state):
@@ -124,6 +139,14 @@ def test_parameters_of_another_dtype(backend, device):
     results = run(case, given, backend)
     assert results["dweight"].dtype == results["dbias"].dtype == torch.float32
     assert_close(results, expected)
+
+
+def test_parameters_of_float64_do_not_widen_the_arithmetic(backend, device):
+    given = {name: x.to(device) for name, x in tensors(Case(length=9)).items()}
+    wide = given | {name: given[name].double() for name in ("weight", "bias")}
+    expected = run(Case(), given, backend)
+    for name, x in run(Case(), wide, backend).items():
+        assert torch.equal(x, expected[name].to(x.dtype)), name
 
 
 def test_extreme_values_do_not_become_nan(backend, device):

@@ -33,7 +33,7 @@ def check(case, backend, schedule="auto", without=()):
         Case(length=130, key_size=7, value_size=33, heads=(1, 2, 4), initial=False),
         Case(length=40, key_size=60, value_size=5, heads=(4, 2, 1), scale=0.7),
         Case(packed=(0, 37, 0, 1, 16, 0), heads=(1, 1, 2)),
-        Case(length=0),
+        Case(length=0, key_size=7, value_size=5),
         Case(batch=0),
     ],
     ids=["one token", "64", "shared values", "shared keys", "packed", "no tokens", "no samples"],
@@ -222,3 +222,14 @@ def test_the_gradient_of_the_reference_is_that_of_its_recurrence():
         found = exact(case._replace(scale=0.25))
         for name, want in zip(leaves, expected, strict=True):
             assert relative_error(found[f"d{name}"], want) <= TOLERANCE[torch.float64], name
+
+
+def test_the_reference_computes_in_the_dtype_of_the_state_and_rounds_once():
+    """Results of bfloat16 are those of float32, rounded; a beta of float64 does not widen what it meets."""
+    case = Case(decays="channel", length=9, heads=(1, 2, 4), dtype=torch.bfloat16, scale=0.3)
+    given = tensors(case)
+    single = {name: x.float() for name, x in given.items()}
+    expected = run(case, single, "reference")
+    for inputs in (given, single | {"beta": single["beta"].double()}):
+        for name, x in run(case, inputs, "reference").items():
+            assert torch.equal(x, expected[name].to(x.dtype)), name

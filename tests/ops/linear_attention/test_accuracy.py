@@ -90,7 +90,7 @@ def test_a_decay_of_another_dtype(backend, decay_dtype):
 @pytest.mark.parametrize("decays", DECAYS)
 def test_no_tokens_and_no_samples(backend, decays):
     for case in (
-        Case(decays=decays, length=0),
+        Case(decays=decays, length=0, key_size=7, value_size=5),
         Case(decays=decays, batch=0),
         Case(decays=decays, length=0, initial=False),
     ):

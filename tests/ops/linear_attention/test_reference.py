@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fulmen
-from cases import ALL_DECAYS, Case, exact, inputs, relative_error, run, tensors
+from cases import ALL_DECAYS, Case, differentiate, exact, inputs, relative_error, run, tensors
 
 
 @pytest.mark.parametrize("decays", ALL_DECAYS)
@@ -73,3 +73,14 @@ def test_a_sample_does_not_depend_on_the_batch_around_it(decays):
         backend="reference",
     )
     assert torch.equal(alone, whole["output"][1:2])
+
+
+@pytest.mark.parametrize("decays", ALL_DECAYS)
+def test_results_of_16_bits_are_rounded_once(decays):
+    """After heads that share q, k or v have added up their gradients."""
+    case = Case(decays=decays, length=9, heads=(1, 2, 4), dtype=torch.bfloat16, scale=0.3)
+    leaves = {name: x.detach().float().requires_grad_() for name, x in inputs(case).items()}
+    wide = fulmen.linear_attention(**leaves, scale=case.scale, return_state=True, backend="reference")
+    expected = differentiate(case, leaves, *wide)
+    for name, x in run(case, backend="reference").items():
+        assert torch.equal(x, expected[name].to(x.dtype)), name
