@@ -33,7 +33,7 @@ def backward(p: Convolution, grad_output: Tensor | None, grad_state: Tensor | No
         du = torch.zeros_like(u)
         if grad_output is not None:
             for t, (window, into) in enumerate(zip(windows(u, part), windows(du, part), strict=True)):
-                dz = grad_output[:, tokens][:, t].to(u.dtype) * slope(weighed(window, p), p.activation)
+                dz = grad_output[:, tokens][:, t] * slope(weighed(window, p), p.activation)
                 into += dz[:, None] * p.weight.T.to(u.dtype)
                 if grads.weight is not None:
                     grads.weight.add_((dz[:, None] * window).sum(0).T)

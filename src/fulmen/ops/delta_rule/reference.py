@@ -115,11 +115,10 @@ def backward_sequence(p: DeltaRule, grad_output: Tensor | None, grad_state: Tens
 
 
 def step(p: Step, output: Tensor) -> None:
-    dtype = state_dtype(p.state.dtype)
     q, k, v, beta = (tensor[:, None] for tensor in (p.q, p.k, p.v, p.beta))
     sequence = DeltaRule(q, k, v, beta, as_sequence(p.log_decay), p.normalize_qk, p.scale, None, None, "auto")
     x = operands(sequence)
-    states = states_of(x, p.state.to(dtype))
+    states = states_of(x, p.state)
     p.state.copy_(states[1])
     output.copy_(read_out(x.q, states, p.scale)[:, 0])
 

@@ -52,7 +52,7 @@ def forward(p: Attention, output: Tensor, state: Tensor | None) -> None:
     for part, tokens, row in p.sequences():
         k, v, a, c = operands(part)
         states = states_of(k, v, a, c, new_state(part.initial_state, part.state_shape, k))
-        output[:, tokens] = read_out(share_heads(part.q, part.heads).to(k.dtype), states, part.scale)
+        output[:, tokens] = read_out(share_heads(part.q, part.heads), states, part.scale)
         if state is not None:
             state[row] = states[-1]
 
@@ -136,7 +136,7 @@ def step(p: Step, output: Tensor) -> None:
     heads, dtype = p.state.shape[1], state_dtype(p.state.dtype)
     q, k, v = (share_heads(x[:, None], heads).to(dtype) for x in (p.q, p.k, p.v))
     a, c = token_decay(as_sequence(p.log_decay), k), token_decay(as_sequence(p.log_decay_v), v)
-    states = states_of(k, v, a, c, p.state.to(dtype))
+    states = states_of(k, v, a, c, p.state)
     p.state.copy_(states[1])
     output.copy_(read_out(q, states, p.scale)[:, 0])
 
