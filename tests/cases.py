@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 import fulmen
-from fulmen.lab.fuzz import Problem
-from fulmen.lab.fuzz.trial import summands
 from fulmen.lab.operators.linear_attention import cases
 from fulmen.lab.operators.linear_attention.cases import ALL_DECAYS, DECAYS, Case, differentiate, exact
 from fulmen.lab.tolerances import ATTENTION, SUBTRACT, TOLERANCE, Bounds, deviations, relative_error
@@ -20,7 +18,7 @@ from fulmen.runtime.architectures import interpreted
 
 __all__ = [
     "ALL_DECAYS", "BACKENDS", "DECAYS", "SCHEDULES", "TOLERANCE", "Case", "Results", "assert_close", "differentiate",
-    "exact", "inputs", "relative_error", "run", "tensors", "threads_set_to",
+    "exact", "inputs", "off_by_differences", "relative_error", "run", "tensors", "threads_set_to",
 ]  # fmt: skip
 
 
@@ -55,17 +53,22 @@ def inputs(case: Case) -> dict[str, Tensor]:
 def run(case: Case, **options: object) -> Results:
     device, backend = str(torch.get_default_device()), str(options.get("backend", ""))
     subtracts = backend == "triton" and case.decays == "head" and case.dtype == torch.float32
-    nearby = partial(off_by_a_difference, case) if subtracts else tuple
+
+    def nearby() -> list[dict[str, Tensor]]:
+        return off_by_differences(tensors(case), exact(case)) if subtracts else []
+
     return Results(cases.run(case, device, **options), backend, partial(cases.yardstick, case), nearby=nearby)
 
 
-def off_by_a_difference(case: Case) -> list[dict[str, Tensor]]:
-    """Exact, but for the gradient of ``[H]``: the Triton kernels subtract for every token what it got and gave, in
-    float32, and add up what is left over all (docs/gpu.md, section 2)."""
-    found = exact(case)
-    gradient = found["dlog_decay"]
-    off = 1e-7 * summands(Problem("linear_attention", case), len(gradient))
-    return [found | {"dlog_decay": gradient + off.copysign(gradient)}]
+def off_by_differences(given: dict[str, Tensor], expected: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+    """Exact, but for the gradient of a decay that channels share: the Triton kernels subtract in float32 what a token
+    gave from what it got (docs/gpu.md, section 2), so that 1e-7 of Σ |x dx| over q, k and v may be lost."""
+    gradient = expected["dlog_decay"]
+    per_token = gradient.ndim == 3
+    sums = {name: (given[name].double() * expected[f"d{name}"]).abs().sum(3) for name in "qkv" if name in given}
+    each = (x.repeat_interleave(gradient.shape[-1] // x.shape[2], 2) for x in sums.values())
+    off = 1e-7 * sum(x if per_token else x.sum((0, 1)) for x in each)
+    return [expected | {"dlog_decay": gradient + off.copysign(gradient)}]
 
 
 class Results(dict[str, Tensor]):
