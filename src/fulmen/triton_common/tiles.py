@@ -41,6 +41,14 @@ def launch_options(warps: int, stages: int = 1, registers: int | None = None) ->
     return options if registers is None else options | {"maxnreg": registers}
 
 
+FEWEST = 16  # channels that tensor cores take
+
+
 def padded(size: int) -> int:
     """The channels a kernel works on for ``size`` of them: a power of two, and what tensor cores take at least."""
-    return max(16, 1 << (size - 1).bit_length())
+    return max(FEWEST, 1 << (size - 1).bit_length())
+
+
+def few_channels(key_size: int, value_size: int) -> bool:
+    """Whether a head has so few of either that the roundings of its factors do not average out. It is padded anyway."""
+    return min(key_size, value_size) < FEWEST

@@ -120,9 +120,10 @@ def walk_tiles(
     from fulmen.ops.linear_attention.triton.launch import precision_of
     from fulmen.ops.linear_attention.triton.tiles import walk_tile
 
+    channels = sizes.dim, sizes.dim
     return lambda architecture: walk_tile(
-        architecture, sizes.dim, sizes.dim, precision_of(dtype, architecture, decays, gradient), decays, small
-    )  # fmt: skip
+        architecture, *channels, precision_of(dtype, architecture, decays, channels, gradient), decays, small
+    )
 
 
 def _tiles(sizes: Sizes, dtype: torch.dtype) -> dict[str, Callable[[Architecture], Any]]:

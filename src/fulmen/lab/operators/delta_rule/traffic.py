@@ -58,7 +58,7 @@ def _walk_backward(a: Arguments) -> int:
     rows = _rows(a, "q", "k", "reads", "inverse", "scores") + _columns(a, 4) + bytes_of(a["totals"])
     total = tiles * rows + _rows(a, "grad", "dv") + _all(a, "grad_states", "entering", "leaving")
     if a["dbeta"] is not None:
-        total += tiles * _rows(a, "overlaps") + _rows(a, "errors") + bytes_of(a["dbeta"])
+        total += _rows(a, "errors") + bytes_of(a["dbeta"])
     return total
 
 

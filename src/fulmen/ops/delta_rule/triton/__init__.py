@@ -19,6 +19,7 @@ from fulmen.ops.delta_rule.triton.prepare import FACTORS
 from fulmen.triton_common.launching import on_its_device
 from fulmen.triton_common.operands import UNIT, readable, readable_state
 from fulmen.triton_common.packed import clear_after_last
+from fulmen.triton_common.tiles import few_channels
 
 SEGMENT_BYTES = 256 << 20  # that the rows and states of a segment may take
 SHORTEST_SEGMENT = 1024  # tokens
@@ -75,7 +76,7 @@ def states_between(p: DeltaRule, parts: list[slice], grads: Gradients) -> list[T
 
 def backward_segment(p: DeltaRule, grad: Tensor, grad_state: Tensor | None, grads: Gradients) -> None:
     run = Launcher(p, precision(p, grads))
-    x = run.prepare(for_backward=True)
+    x = run.prepare(needs_overlaps(grads))
     states, errors = run.new_states(), run.new_rows(run.value_size)
     run.walk(x, None, states=states, errors=errors)
 
@@ -116,7 +117,7 @@ def step(p: Step, output: Tensor) -> None:
 def precision(p: DeltaRule, grads: Gradients | None = None) -> str:
     """How factors of products enter them. A decay's gradient is float32, and wants more than bfloat16 has; one for a
     whole head adds up over all tokens what is a difference at each."""
-    if p.q.dtype == torch.float16:
+    if p.q.dtype == torch.float16 or few_channels(p.q.shape[3], p.v.shape[3]):
         return "three terms"
     if grads is None or grads.log_decay is None:
         return "one term"
@@ -128,17 +129,23 @@ def segments(p: DeltaRule, grads: Gradients | None = None) -> list[slice]:
     batch, length, heads = p.beta.shape
     if p.cu_seqlens is not None:
         return [slice(0, length)]
-    of_token = batch * heads * token_bytes(Launcher(p, precision(p, grads)))
+    of_token = batch * heads * token_bytes(Launcher(p, precision(p, grads)), needs_overlaps(grads))
     tokens = max(SEGMENT_BYTES // max(of_token, 1), SHORTEST_SEGMENT) // UNIT.value * UNIT.value
     return [slice(i, min(i + tokens, length)) for i in range(0, max(length, 1), tokens)]
 
 
-def token_bytes(run: Launcher) -> int:
+def needs_overlaps(grads: Gradients | None) -> bool:
+    """Whether L has a part of its own in a gradient: in that of a decay that channels share."""
+    return grads is not None and grads.log_decay is not None and not DecayForm.of(grads.log_decay).by_channel
+
+
+def token_bytes(run: Launcher, overlaps: bool) -> int:
     """What a backward keeps of a token of one head; a forward keeps less."""
     key_size, value_size, single = run.key_size, run.value_size, torch.float32.itemsize
     states = 2 * key_size * value_size // run.chunk  # S and G
     weighed = 2 * key_size if run.form.by_channel else 0
-    rows = 3 * run.chunk + key_size + weighed + 2 * value_size  # X, M, L; R; later(q) and earlier(k); Y and dV
+    pairs = (2 + overlaps) * run.chunk  # X, M and L
+    rows = pairs + key_size + weighed + 2 * value_size  # R; later(q) and earlier(k); Y and dV
     return (states + rows) * run.kept.itemsize + (2 * key_size + FACTORS) * single  # dq and dk
 
 

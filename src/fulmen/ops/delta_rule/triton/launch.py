@@ -34,7 +34,7 @@ class Prepared(NamedTuple):
 
     inverse: Tensor  # X [B, N, H, C]
     scores: Tensor  # M
-    overlaps: Tensor | None  # L, for a backward
+    overlaps: Tensor | None  # L, for the gradient of a decay that channels share
     factors: Tensor  # [B, N, H, 4]
     totals: Tensor | None  # [B, chunks, H, D or 1]; None without decay
     reads: Tensor  # R [B, N, H, D]
@@ -93,7 +93,7 @@ class Launcher:
         shape = self.batch, self.heads, self.chunks, self.value_size, self.key_size
         return self.p.v.new_empty(shape, dtype=self.kept).mT
 
-    def prepare(self, for_backward: bool = False) -> Prepared:
+    def prepare(self, with_overlaps: bool = False) -> Prepared:
         p, channel = self.p, self.form.by_channel
         q_in, k_out = (self.new_rows(self.key_size) if channel else None for _ in range(2))
         totals = None
@@ -103,7 +103,7 @@ class Launcher:
         found = Prepared(
             inverse=self.new_rows(self.chunk),
             scores=self.new_rows(self.chunk),
-            overlaps=self.new_rows(self.chunk) if for_backward else None,
+            overlaps=self.new_rows(self.chunk) if with_overlaps else None,
             factors=self.new_rows(FACTORS, torch.float32),
             totals=totals,
             reads=self.new_rows(self.key_size),
@@ -168,7 +168,7 @@ class Launcher:
         walk_backward[(programs,)](
             self.tokens(x.q_in), self.tokens(x.k_out), self.tokens(x.reads), self.tokens(grad),
             self.tokens(self.p.beta[..., None]), self.tokens(x.inverse), self.tokens(x.scores),
-            self.tokens(x.overlaps), self.tokens(x.factors), self.tokens(x.totals), self.tokens(errors),
+            self.tokens(x.factors), self.tokens(x.totals), self.tokens(errors),
             self.states(operands.readable_state(entering)), self.states(leaving),
             self.states(grad_states), self.tokens(dv), self.tokens(dbeta),
             *self.partition, self.heads,

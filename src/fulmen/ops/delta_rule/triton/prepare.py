@@ -3,8 +3,9 @@
     L_ij = k_i · (w_ij k_j) for j < i      M_ij = scale q_i · (w_ij k_j) for j ≤ i
     X = (I + L diag(β))⁻¹                  R = X later(k)
 
-R holds the rows that read the state: Y = X V - R S. It is found in float32 and then rounded, because X takes away what
-keys that are alike have in common; in X (V - later(k) S) that would be what was rounded.
+A β of 0 counts as SMALLEST_BETA in X, of which it scales a column: as good as 0 there, and the walk back can divide by
+it. R holds the rows that read the state: Y = X V - R S. It is found in float32 and then rounded, because X takes away
+what keys that are alike have in common; in X (V - later(k) S) that would be what was rounded.
 
 Other rows stay as they are in memory, so that nothing is rounded: what normalisation and a scalar decay weigh them by
 are factors of the products' results. Only a decay per channel weighs the rows themselves.
@@ -47,10 +48,11 @@ ENTER = tl.constexpr(2)
 LEAVE = tl.constexpr(3)
 FACTORS = 4
 BLOCK = tl.constexpr(16)  # of the inverse: tokens that are substituted one by one
+SMALLEST_BETA = tl.constexpr(2.0**-40)
 
 
 def words(prepare: Compiled) -> tuple[str, ...]:
-    return decay_words(prepare), "for_backward" if prepare.has("overlaps") else ""
+    return decay_words(prepare), "with_overlaps" if prepare.has("overlaps") else ""
 
 
 def decay_words(kernel: Compiled) -> str:
@@ -128,7 +130,7 @@ def prepare(
         if overlaps is not None:
             store_rows(overlaps, batch, t, head, rows, valid, rows, between)
         betas = load_column(beta, batch, t, head, rows, valid, 0)
-        found = inverse_of(between * betas[None, :], rows, C, SINGLE)
+        found = inverse_of(between * nonzero(betas)[None, :], rows, C, SINGLE)
         store_rows(inverse, batch, t, head, rows, valid, rows, found)
         found *= (of_k * enter)[None, :]
         for channel in range(0, q.size, K):
@@ -138,6 +140,11 @@ def prepare(
                 logs = channel_logs(decay, batch, t, head, rows, valid, columns)
                 k_rows = k_rows * channel_weights(logs, entering_mask(rows, False))
             store_rows(reads, batch, t, head, rows, valid, columns, product(found, k_rows, SINGLE))
+
+
+@triton.jit
+def nonzero(betas):
+    return tl.where(tl.abs(betas) < SMALLEST_BETA, SMALLEST_BETA, betas)
 
 
 @triton.jit

@@ -9,7 +9,10 @@ nothing. From state to state there are two products.
 The walk backward in time is alike, with G the gradient of the state that leaves a chunk:
 
     dUᵀ = dOᵀ M + Gᵀ earlier(k)ᵀ     dVᵀ = (β dU)ᵀ X     Gᵀ ← w ⊙ Gᵀ + dOᵀ later(q) - (β dU)ᵀ R
-    dβ  = row sums of Y ⊙ (dU - Lᵀ dV)
+    dβ  = row sums of Y ⊙ dV / β
+
+dV / β is what later tokens of the chunk leave of dU. It is also dU - Lᵀ dV, but as that difference it would have the
+rounding of dU, of which keys that are alike leave next to nothing. A β of 0 is none here, as in X.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fulmen.ops.delta_rule.triton.prepare import ENTER, LEAVE, OF_K, OF_Q, decay_words
+from fulmen.ops.delta_rule.triton.prepare import ENTER, LEAVE, OF_K, OF_Q, decay_words, nonzero
 from fulmen.triton_common.naming import Compiled, named
 from fulmen.triton_common.operands import (
     PARTITION_NUMBERS,
@@ -94,7 +97,7 @@ def words_backward(walk_backward: Compiled) -> tuple[str, ...]:
 
 @triton.jit(repr=named("delta_rule_dv", words_backward), do_not_specialize_on_alignment=PARTITION_NUMBERS)
 def walk_backward(
-    q, k, reads, grad, beta, inverse, scores, overlaps, factors, totals, errors,  # Tokens; grad is dO
+    q, k, reads, grad, beta, inverse, scores, factors, totals, errors,  # Tokens; grad is dO
     entering, leaving,  # gradients of the sequences' final and initial states
     grad_states, dv, dbeta,  # G of every chunk; dV; a column of dβ for each tile
     cu_seqlens, length, segments, segment_tokens, heads,
@@ -129,18 +132,16 @@ def walk_backward(
 
         du = product(state, tl.trans(k_rows), PRECISION) * (of_k * leave)[None, :]
         du += product(grad_rows, m, PRECISION)
-        of_errors = du * betas[None, :]
-        dv_rows = product(of_errors, x, PRECISION)
+        left = product(du * nonzero(betas)[None, :], x, PRECISION) / nonzero(betas)[None, :]
         store_state(grad_states, batch, head, chunk, values, keys, grad.size, k.size, state)
-        store_rows(dv, batch, t, head, rows, valid, values, tl.trans(dv_rows))
+        store_rows(dv, batch, t, head, rows, valid, values, tl.trans(left * betas[None, :]))
         if dbeta is not None:
             y = tl.trans(load_rows(errors, batch, t, head, rows, valid, values)).to(tl.float32)
-            between = load_rows(overlaps, batch, t, head, rows, valid, rows)
-            part = tl.sum(y * (du - product(dv_rows, between, PRECISION)), 0)
+            part = tl.sum(y * left, 0)
             tl.store(row_of(dbeta, batch, t, head) + rows * dbeta.token + tile, part, mask=rows < valid)
         state = decayed(state, totals, batch, chunk, head, keys, DECAY)
         added = product(grad_rows * (of_q * enter)[None, :], q_rows, PRECISION)
-        added -= product(of_errors, read_rows, PRECISION)
+        added -= product(du * betas[None, :], read_rows, PRECISION)
         state += apart(added, valid, DECAY, PRECISION)
     if leaving is not None:
         store_state(leaving, sequence, head, sequence * 0, values, keys, grad.size, k.size, state)

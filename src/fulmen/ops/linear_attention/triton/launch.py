@@ -29,7 +29,7 @@ from fulmen.runtime.architectures import Architecture, architecture_of
 from fulmen.triton_common import operands
 from fulmen.triton_common.operands import UNIT, Partition, Tokens
 from fulmen.triton_common.packed import clear_rest
-from fulmen.triton_common.tiles import WalkTile, padded
+from fulmen.triton_common.tiles import WalkTile, few_channels, padded
 
 # The axis of the states that a walk writes, by what it computes. A summary writes either.
 WALKS = {"output": "value", "dq": "key", "dk": "key", "dv": "value"}
@@ -283,7 +283,7 @@ class Launcher:
         )  # fmt: skip
 
     def walk_precision(self, precise: bool) -> str:
-        return precision_of(self.dtype, self.architecture, self.decays, precise)
+        return precision_of(self.dtype, self.architecture, self.decays, (self.key_size, self.value_size), precise)
 
     def row_sums(self, row_sums: RowSums | None, transposed: bool) -> tuple[Any, Any, Any, Any]:
         if row_sums is None:
@@ -377,19 +377,22 @@ class Launcher:
         return None if x is None else operands.states(x, transposed)
 
 
-def precision_of(dtype: torch.dtype, architecture: Architecture, decays: Decays, precise: bool = False) -> str:
+def precision_of(
+    dtype: torch.dtype, architecture: Architecture, decays: Decays, sizes: tuple[int, int], precise: bool = False
+) -> str:  # fmt: skip
     """How walks compute the products of results that are rounded to ``dtype``: no better than the inputs are.
     Where rows were rounded when they were prepared, the state that they read is not rounded as much.
 
     ``precise``: gradients of decays take away what they added. One for a whole head moreover adds what is left over all
-    tokens, and every token's error with it as often as there are tokens before it; and where both axes decay by
-    channel, rows as well as states have several terms.
+    tokens, and every token's error with it as often as there are tokens before it; where both axes decay by channel,
+    rows as well as states have several terms; and of few channels (``sizes``: of keys and values) errors do not average
+    out.
     """
     by_channel = decays.channel_axes > 0
     terms = {torch.bfloat16: 1 + by_channel, torch.float16: 2 + by_channel}.get(dtype)
     if terms is None:
         return architecture.single
-    if precise and (decays.key.by_head or decays.channel_axes == 2):
+    if precise and (decays.key.by_head or decays.channel_axes == 2 or few_channels(*sizes)):
         terms = 3
     elif precise and not by_channel:
         terms = 2

@@ -53,6 +53,6 @@ def fills(programs: int, multiprocessors: int) -> bool:
 def programs_of(p: Attention, architecture: Architecture, precise: bool) -> tuple[int, int]:
     """Of a walk with one segment: how many there are, and how many a multiprocessor holds at once."""
     sizes, heads = (p.q.shape[3], p.v.shape[3]), p.state_shape[0] * p.heads
-    precision = precision_of(p.q.dtype, architecture, p.decays, precise)
+    precision = precision_of(p.q.dtype, architecture, p.decays, sizes, precise)
     tile = walk_tile(architecture, *sizes, precision, p.decays, small=False)
     return heads * triton.cdiv(sizes[1], tile.width), tile.resident
