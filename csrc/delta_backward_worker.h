@@ -106,7 +106,6 @@ private:
           grads_k(arena.floats(kBlock)),
           scale((float)p.scale) {}
 
-
     void load_chunk(int64_t t, int64_t count) {
         begin(t, count);
         rows.load_keys(in, t, count);

@@ -30,8 +30,8 @@ static inline void normalize_rows(Panels x, int64_t size, float *reciprocals) {
 }
 
 // A panel of the solution of a unit triangular system, [a][b] what row a takes away from row b: of later rows, or
-// Upwards of earlier ones. Each row is what the rows before it leave, which later rows put right if it is off: with keys
-// that are nearly alike and beta near 2, what a chunk writes is the difference of much larger numbers.
+// Upwards of earlier ones. Each row is what the rows before it leave, which later rows put right if it is off: with
+// keys that are nearly alike and beta near 2, what a chunk writes is the difference of much larger numbers.
 template <bool Upwards> FULMEN_INLINE void solve(const float *triangle, const float *from, float *to) {
     for (int v = 0; v < kPanel; v += kLanes) {
         Vec rows[kChunk];
