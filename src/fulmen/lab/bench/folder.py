@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TextIO
 
@@ -29,13 +29,17 @@ class Folder:
         of them is removed."""
         if self.results.exists():
             ended = datetime.fromtimestamp(self.results.stat().st_mtime, timezone.utc)
-            kept = self.path / HISTORY / f"{ended.isoformat(timespec='milliseconds').replace(':', '-')[:-6]}.json"
+            while (kept := self._kept(ended)).exists():  # two runs may end in the same millisecond
+                ended += timedelta(milliseconds=1)
             kept.parent.mkdir(exist_ok=True)
             os.replace(self.results, kept)
         reports = [self.path / name for name in ("report.html", "results.csv", *(f"{s}.md" for s in suites.names()))]
         plots = [plot for suite in suites.names() for plot in self.path.glob(f"plots/{suite}-*.png")]
         for made in (*reports, *plots):
             made.unlink(missing_ok=True)
+
+    def _kept(self, ended: datetime) -> Path:
+        return self.path / HISTORY / f"{ended.isoformat(timespec='milliseconds').replace(':', '-')[:-6]}.json"
 
     def close(self) -> None:
         self._lock.close()
