@@ -82,6 +82,7 @@ def test_the_torch_backend_keeps_the_digits_of_a_decay_of_one_channel():
     assert wrong(Problem("delta_rule", case, equal="tokens", without="state"), Setting("torch")) == []
 
 
+@pytest.mark.one_build
 @pytest.mark.parametrize(
     ("case", "options"),
     [
