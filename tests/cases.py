@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -18,7 +18,7 @@ from fulmen.runtime.architectures import interpreted
 
 __all__ = [
     "ALL_DECAYS", "BACKENDS", "DECAYS", "SCHEDULES", "TOLERANCE", "Case", "Results", "assert_close", "differentiate",
-    "exact", "inputs", "off_by_differences", "relative_error", "run", "tensors", "threads_set_to",
+    "exact", "inputs", "relative_error", "run", "tensors", "threads_set_to",
 ]  # fmt: skip
 
 
@@ -51,24 +51,8 @@ def inputs(case: Case) -> dict[str, Tensor]:
 
 
 def run(case: Case, **options: object) -> Results:
-    device, backend = str(torch.get_default_device()), str(options.get("backend", ""))
-    subtracts = backend == "triton" and case.decays == "head" and case.dtype == torch.float32
-
-    def nearby() -> list[dict[str, Tensor]]:
-        return off_by_differences(tensors(case), exact(case)) if subtracts else []
-
-    return Results(cases.run(case, device, **options), backend, partial(cases.yardstick, case), nearby=nearby)
-
-
-def off_by_differences(given: dict[str, Tensor], expected: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-    """Exact, but for the gradient of a decay that channels share: the Triton kernels subtract in float32 what a token
-    gave from what it got (docs/gpu.md, section 2), so that 1e-7 of Σ |x dx| over q, k and v may be lost."""
-    gradient = expected["dlog_decay"]
-    per_token = gradient.ndim == 3
-    sums = {name: (given[name].double() * expected[f"d{name}"]).abs().sum(3) for name in "qkv" if name in given}
-    each = (x.repeat_interleave(gradient.shape[-1] // x.shape[2], 2) for x in sums.values())
-    off = 1e-7 * sum(x if per_token else x.sum((0, 1)) for x in each)
-    return [expected | {"dlog_decay": gradient + off.copysign(gradient)}]
+    device = str(torch.get_default_device())
+    return Results(cases.run(case, device, **options), str(options.get("backend", "")), partial(cases.yardstick, case))
 
 
 class Results(dict[str, Tensor]):
@@ -80,15 +64,13 @@ class Results(dict[str, Tensor]):
         backend: str,
         yardstick: Callable[[], dict[str, Tensor]],
         bounds: Bounds = ATTENTION,
-        nearby: Callable[[], Sequence[dict[str, Tensor]]] = tuple,
     ) -> None:
         super().__init__(results)
-        self.backend, self.yardstick, self.bounds, self.nearby = backend, yardstick, bounds, nearby
+        self.backend, self.yardstick, self.bounds = backend, yardstick, bounds
 
 
 def assert_close(results: dict[str, Tensor], expected: dict[str, Tensor], what: str = "") -> None:
     """Each result, by name, within the tolerance of its dtype."""
     backend, yardstick = getattr(results, "backend", SUBTRACT[0]), getattr(results, "yardstick", None)
-    bounds, nearby = getattr(results, "bounds", ATTENTION), getattr(results, "nearby", tuple)
-    problems = deviations(results, expected, backend, yardstick, bounds, nearby=nearby)
+    problems = deviations(results, expected, backend, yardstick, getattr(results, "bounds", ATTENTION))
     assert not problems, f"{what} {'; '.join(problems)}"

@@ -53,12 +53,24 @@ def test_extreme_decays(decays, values):
     check(RAGGED._replace(decays=decays, values=values))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_parallel_keys(dtype):
-    """Where rounding before the inverse has taken away what keys have in common would cost several times the error. Of
-    fewer value channels the largest error of either is luck, at the same norm."""
+BEYOND = pytest.mark.xfail(
+    strict=True, reason="open: the largest error of dq is 1.8 times the yardstick's, allowed 1.5"
+)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value_size"),
+    [
+        (torch.float32, 18),
+        (torch.bfloat16, 9),
+        pytest.param(torch.bfloat16, 18, marks=BEYOND),
+        (torch.bfloat16, 32),
+    ],
+)
+def test_parallel_keys(dtype, value_size):
+    """Where rounding before the inverse has taken away what keys have in common would cost several times the error."""
     case = RAGGED._replace(keys="parallel", betas="near two", normalizes=False, length=66, decays="none", dtype=dtype)
-    check(case._replace(value_size=32))
+    check(case._replace(value_size=value_size))
 
 
 def test_the_gradient_of_beta_is_no_difference():
