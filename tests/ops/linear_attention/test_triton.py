@@ -39,7 +39,7 @@ pytestmark = [
 ]
 
 # Ragged, not a multiple of anything, and more than one chunk of every kernel.
-RAGGED = Case(length=67, key_size=20, value_size=18, scale=0.3)
+RAGGED = Case(length=67, key_size=20, value_size=9, scale=0.3)
 
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
