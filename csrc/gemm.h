@@ -121,15 +121,17 @@ struct Scale {
     template <int Rows, int Vecs>
     FULMEN_MEMBER void end(Vec (&acc)[Rows][Vecs], const float *c, int64_t row, int column) const {
         // Nothing is common to both cases: GCC would compute a product before, and not contract it with the sum, and
-        // load all of c before, into more registers than there are.
+        // load all of c before, into more registers than there are. Clang would add after both, and not contract
+        // either.
         if (column_weights) {
             asm volatile("" ::: "memory");
 #pragma GCC unroll 16
             for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
-                for (int v = 0; v < Vecs; ++v)
-                    acc[r][v] += load(c + r * kPanel + v * kLanes) * load(column_weights + column + v * kLanes) *
-                                 row_weights[row + r];
+                for (int v = 0; v < Vecs; ++v) {
+                    const Vec weighed = load(c + r * kPanel + v * kLanes) * load(column_weights + column + v * kLanes);
+                    acc[r][v] = hidden(multiply_add(weighed, broadcast(row_weights[row + r]), acc[r][v]));
+                }
         } else {
             asm volatile("" ::: "memory");
 #pragma GCC unroll 16

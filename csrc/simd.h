@@ -40,17 +40,20 @@ FULMEN_INLINE Vec load(const float *p) { return *(const VecInMemory *)p; }
 FULMEN_INLINE void store(float *p, Vec x) { *(VecInMemory *)p = x; }
 FULMEN_INLINE Vec broadcast(float x) { return x - Vec{}; }
 FULMEN_INLINE Vec multiply_add(Vec a, Vec b, Vec sum) { return a * b + sum; }
-// The first term of a chain of multiply-adds: rounded by itself, and not contracted with the next one in its place. (Of
-// __builtin_assoc_barrier on a vector GCC makes a multiplication, and a detour over every single lane.)
-FULMEN_INLINE Vec term(Vec a, Vec b) {
 #if (defined(__AVX512F__) && FULMEN_VECTOR_BYTES == 64) || (defined(__AVX2__) && FULMEN_VECTOR_BYTES == 32)
-    Vec product = a * b;
-    asm("" : "+v"(product));
-    return product;
-#else
-    return multiply_add(a, b, Vec{});
-#endif
+constexpr bool kHides = true;
+// x, of which the compiler does not know how it was computed. (Of __builtin_assoc_barrier on a vector GCC makes a
+// multiplication, and a detour over every single lane.)
+FULMEN_INLINE Vec hidden(Vec x) {
+    asm("" : "+v"(x));
+    return x;
 }
+#else
+constexpr bool kHides = false;
+FULMEN_INLINE Vec hidden(Vec x) { return x; }
+#endif
+// The first term of a chain of multiply-adds: rounded by itself, and not contracted with the next one in its place.
+FULMEN_INLINE Vec term(Vec a, Vec b) { return kHides ? hidden(a * b) : multiply_add(a, b, Vec{}); }
 FULMEN_INLINE Vec select(IntVec mask, Vec yes, Vec no) { return mask ? yes : no; }
 
 template <class T> FULMEN_INLINE T smaller(T a, T b) { return b < a ? b : a; }
@@ -82,7 +85,8 @@ FULMEN_INLINE Vec exp(Vec x, Vec &rest) {
     Vec bounded = select(x < lowest, lowest, x);
     bounded = select(bounded > highest, highest, bounded);
     const Vec rounder = broadcast(12582912.0f);  // 1.5 * 2^23: adding and subtracting it rounds to an integer
-    Vec n = (bounded * 1.44269504f + rounder) - rounder;
+    const Vec shifted = bounded * 1.44269504f + rounder;
+    const Vec n = shifted - rounder;
     Vec r = bounded - n * 0.693359375f;
     r = r + n * 2.12194440e-4f;
     Vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
@@ -93,10 +97,10 @@ FULMEN_INLINE Vec exp(Vec x, Vec &rest) {
     const Vec beyond_one = p * (r * r) + r;
     p = beyond_one + 1.0f;
     rest = beyond_one - (p - 1.0f);
-    // 2^n in two factors, since n reaches 128.
-    IntVec exponent = __builtin_convertvector(n, IntVec);
-    IntVec half = exponent >> 1;
-    Vec result = p * (Vec)((half + 127) << 23) * (Vec)((exponent - half + 127) << 23);
+    // 2^n in two factors, since n reaches 128. The lowest bits of `shifted` are n, where converting a NaN to an integer
+    // would be undefined.
+    const BitVec exponents = (BitVec)shifted - (BitVec)rounder + 2 * 127, half = exponents >> 1;
+    Vec result = p * (Vec)(half << 23) * (Vec)((exponents - half) << 23);
     result = select(x < lowest, Vec{}, result);
     return select(x > highest, broadcast(__builtin_inff()), result);
 }
