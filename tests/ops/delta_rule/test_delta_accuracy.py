@@ -157,8 +157,10 @@ def test_beta_and_decay_of_other_dtypes(backend):
         want = run(case, {name: y.double() for name, y in x.items()}, "reference")
         assert got["dbeta"].dtype == got["dlog_decay"].dtype == dtype
         of_factors = partial(rounded_products()(run), case, x, "torch")
-        assert_close(Results({"output": got["output"]}, backend, of_factors, DELTA_RULE), {"output": want["output"]})
-        for name in ("dbeta", "dlog_decay"):
+        of_bfloat16 = {name: got[name] for name in ("output", "dbeta")}
+        assert_close(Results(of_bfloat16, backend, of_factors, DELTA_RULE), {name: want[name] for name in of_bfloat16})
+        # The arithmetic is float32 even where beta and the decay are not. Triton's has two terms of a bfloat16 factor.
+        for name in ("dlog_decay",) if backend == "triton" else ("dbeta", "dlog_decay"):
             assert relative_error(got[name], want[name]) <= max(TOLERANCE[got[name].dtype], TOLERANCE[torch.float32])
 
 

@@ -43,7 +43,7 @@ from fulmen.triton_common.operands import (
     row_of,
     store_rows,
 )
-from fulmen.triton_common.products import product, sum_where
+from fulmen.triton_common.products import ONE_TERM, TWO_TERMS, product, sum_where
 
 
 def words(differentiate: Compiled) -> tuple[str, ...]:
@@ -59,6 +59,8 @@ def differentiate(
     C: tl.constexpr, K: tl.constexpr, W: tl.constexpr, LEVELS: tl.constexpr,
     DECAY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    # One product of the many, and the one whose rounding is most of the error of dq.
+    OF_PAIRS: tl.constexpr = TWO_TERMS if PRECISION == ONE_TERM else PRECISION
     partition = Partition(cu_seqlens, length, segments, segment_tokens)
     tiles = tl.cdiv(k.size, K)
     program = tl.program_id(0)
@@ -144,7 +146,7 @@ def differentiate(
                 weights = pair_weights(logs, rows, DECAY == "token", False)
                 by_q *= weights
                 by_k *= weights
-            of_queries = q_in + product(by_q, k_rows, PRECISION)
+            of_queries = q_in + product(by_q, k_rows, OF_PAIRS)
             of_keys = k_in + k_sent + product(by_k + tl.trans(by_k), k_rows, PRECISION)
             of_keys += product(tl.trans(by_q), q_rows, PRECISION)
             if ddecay is not None:
