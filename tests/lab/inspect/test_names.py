@@ -16,7 +16,7 @@ pytest.importorskip("triton")
     ("label", "decay", "arch", "name"),
     [
         ("recur, step", "token", "sm_80", "fulmen_linear_attention_recur_token_decay"),
-        ("dk", "learnable head", "gfx942", "fulmen_linear_attention_dk_head_decay_and_gradient"),
+        ("dq", "learnable head", "gfx942", "fulmen_linear_attention_dq_head_decay_and_gradient"),
         ("tpa merge", "none", "sm_90", "fulmen_tpa_merge"),
         ("gate dkv", "none", "sm_80", "fulmen_output_gate_dkv"),
         ("conv step", "none", "sm_80", "fulmen_causal_conv1d_step_silu"),

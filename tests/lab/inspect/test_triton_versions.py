@@ -46,6 +46,7 @@ def test_kernels_compile(arch):
         "merge_blocks",
         "add_merged_pairs",
         "sum_decay_gradient",
+        "sum_before",
         "sum_segments",
         "fold",
         "recur",

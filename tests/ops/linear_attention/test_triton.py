@@ -116,7 +116,7 @@ def test_segments(decays, schedule):
     assert_close(run(case, backend="triton", schedule=schedule), exact(case))
 
 
-@pytest.mark.parametrize("decays", ["head", "token", "channel", "token+value"])
+@pytest.mark.parametrize("decays", ["token", "channel", "token+value"])
 def test_a_decay_gradient_starts_again_with_every_segment(decays, monkeypatch):
     """Where the schedule has one segment, they are walked one after the other."""
     monkeypatch.setattr("fulmen.ops.linear_attention.triton.walks.LONGEST_SEGMENT", 128)

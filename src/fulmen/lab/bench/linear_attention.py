@@ -122,7 +122,7 @@ def walk_tiles(
 
     channels = sizes.dim, sizes.dim
     return lambda architecture: walk_tile(
-        architecture, *channels, precision_of(dtype, architecture, decays, channels, gradient), decays, small
+        architecture, *channels, precision_of(dtype, architecture, decays, channels, gradient), dtype, decays, small
     )
 
 

@@ -63,7 +63,11 @@ def _merging(a: Arguments) -> int:
 
 def _sum_decay_gradient(a: Arguments) -> int:
     of_walks = sum(bytes_of(a[name]) for name in ("forward", "backward", "crossing"))
-    return of_walks + bytes_of(a["gradient"]) + _scalar_decay(a)
+    return of_walks + bytes_of(a["gradient"]) + _rows(a, "decay")
+
+
+def _sum_before(a: Arguments) -> int:
+    return 2 * bytes_of(a["sums"]) + bytes_of(a["crossing"])
 
 
 def _fold(a: Arguments) -> int:
@@ -90,7 +94,8 @@ BYTES: Counts = {
     "fulmen.ops.linear_attention.triton.prepare.prepare": _prepare,
     "fulmen.ops.linear_attention.triton.prepare.merge_blocks": _merging,
     "fulmen.ops.linear_attention.triton.merged_pairs.add_merged_pairs": _merging,
-    "fulmen.ops.linear_attention.triton.walk.sum_decay_gradient": _sum_decay_gradient,
+    "fulmen.ops.linear_attention.triton.decay_sums.sum_decay_gradient": _sum_decay_gradient,
+    "fulmen.ops.linear_attention.triton.decay_sums.sum_before": _sum_before,
     "fulmen.ops.linear_attention.triton.states.fold": _fold,
     "fulmen.ops.linear_attention.triton.states.sum_segments": _sum_segments,
     "fulmen.ops.linear_attention.triton.recurrent.recur": _recur,

@@ -1,4 +1,4 @@
-"""The gradients of decays, from what the walks of a backward leave behind."""
+"""The gradients of decays, from what the walks of a backward leave behind (:mod:`.walk`)."""
 
 from __future__ import annotations
 
@@ -8,94 +8,153 @@ from torch import Tensor
 
 from fulmen.ops.chunks.decay_form import DecayForm
 from fulmen.ops.linear_attention.problem import Attention, Gradients, States
-from fulmen.ops.linear_attention.triton.launch import Launcher, RowSums
+from fulmen.ops.linear_attention.triton.launch import BACKWARD, Launcher, RowSums
 
 
-class ChannelDecayGradient:
-    """The gradient of a decay per channel, which the walks that write its axis put where it goes.
+class DecayGradient:
+    """One that nobody requests."""
 
-    Args:
-        into: None if nobody requests it.
-        of_scalar: where the gradient of a scalar decay goes that stands beside it, the sum over the channels; None if
-            nobody requests it or there is none.
-    """
+    requested = False
+    subtracts = False  # whether it takes away what it added, so that rounding adds up along a segment
 
-    def __init__(self, run: Launcher, into: Tensor | None, of_scalar: Tensor | None = None) -> None:
-        self.run, self.into, self.of_scalar = run, into, of_scalar
+    def of_walk(self, walk: str, factor: Tensor, boundaries: Tensor | None) -> RowSums | None:
+        """What a walk leaves for it.
 
-    @property
-    def requested(self) -> bool:
-        return self.into is not None
-
-    def of_walk(self, walk: str, factor: Tensor, boundaries: Tensor | None = None) -> RowSums | None:
-        """What a walk leaves; ``boundaries`` are the states there, for one backward in time."""
-        return None if self.into is None else RowSums(factor, self.into, None, boundaries)
+        Args:
+            factor: of the walk's results in the loss.
+            boundaries: of a walk backward in time the states at the boundaries, else their gradients.
+        """
+        return None
 
     def finish(self) -> None:
-        if self.into is not None and self.of_scalar is not None:
-            self.run.clear_rest(self.into)
-            torch.sum(self.into, 3 if DecayForm.of(self.of_scalar).has_tokens else (0, 1, 3), out=self.of_scalar)
+        """Put it where it goes."""
 
 
-class ScalarDecayGradient:
-    """The gradient of a decay that all channels share, from sums over the rows of dq and dk.
+class HeadDecayGradient(DecayGradient):
+    """Of a decay per head: the walk for dq counts the decays between two tokens."""
 
-    Args:
-        like: k.
-        into: where it goes in the end; None if nobody requests it.
-        walks: 2, or 1 where there is only the walk backward in time.
-    """
+    requested = True
 
-    def __init__(self, run: Launcher, like: Tensor, into: Tensor | None, walks: int) -> None:
+    def __init__(self, run: Launcher, into: Tensor) -> None:
+        self.into, self.heads = into, run.heads
+        self.found = into.new_empty(
+            run.sequences, run.partition.segments, run.heads * tiles_of_keys(run, counts_decays=True)
+        )
+
+    def of_walk(self, walk: str, factor: Tensor, boundaries: Tensor | None) -> RowSums | None:
+        return RowSums(factor, None, self.found, boundaries) if walk == "dq" else None
+
+    def finish(self) -> None:
+        torch.sum(self.found.unflatten(2, (self.heads, -1)), (0, 1, 3), out=self.into)
+
+
+class TokenDecayGradient(DecayGradient):
+    """Of a decay per token, from sums over the rows of dq and dk."""
+
+    requested = subtracts = True
+
+    def __init__(self, run: Launcher, like: Tensor, into: Tensor) -> None:
         self.run, self.into = run, into
-        if into is None:
-            return
-        batch, length = like.shape[:2]
-        tiles = triton.cdiv(run.key_size, run.walk_tile("key", precise=True).width)
+        self.forward, self.backward = (of_rows(run, like, into) for _ in range(2))
+        self.crossing = of_segments(run, self.backward)
 
-        def new(outer: int, inner: int) -> Tensor:
-            """``[outer, inner, H * tiles]``, with the inner ones side by side."""
-            return into.new_empty(outer, run.heads * tiles, inner).transpose(1, 2)
-
-        self.forward = new(batch, length) if walks == 2 else None
-        self.backward = new(batch, length)
-        self.crossing = new(run.sequences, run.partition.segments)
-
-    @property
-    def requested(self) -> bool:
-        return self.into is not None
-
-    def of_walk(self, walk: str, factor: Tensor, boundaries: Tensor | None = None) -> RowSums | None:
-        """What the walk for dq or dk leaves; ``boundaries`` are the states there, for dk."""
-        if self.into is None:
-            return None
+    def of_walk(self, walk: str, factor: Tensor, boundaries: Tensor | None) -> RowSums | None:
         if walk == "dk":
             return RowSums(factor, self.backward, self.crossing, boundaries)
-        return None if self.forward is None else RowSums(factor, self.forward, None, None)
+        return RowSums(factor, self.forward, None, None)
 
     def finish(self) -> None:
-        if self.into is None:
-            return
-        of_tokens = DecayForm.of(self.into).has_tokens
-        batch, length, _ = self.backward.shape
-        gradient = self.into if of_tokens else self.into.new_empty(batch, length, self.run.heads)
-        self.run.sum_decay_gradient(self.forward, self.backward, self.crossing, gradient)
-        if not of_tokens:
-            self.run.clear_rest(gradient)
-            torch.sum(gradient, (0, 1), out=self.into)
+        self.run.sum_decay_gradient(self.forward, self.backward, self.crossing, self.into)
 
 
-DecayGradient = ChannelDecayGradient | ScalarDecayGradient
+class ChannelDecayGradient(DecayGradient):
+    """Of a decay per channel, which the walks that write its axis put where it goes.
+
+    Args:
+        of_scalar: where the gradient of a scalar decay goes that stands beside it; None if nobody requests it or there
+            is none.
+    """
+
+    requested = subtracts = True
+
+    def __init__(self, run: Launcher, into: Tensor, of_scalar: Tensor | None) -> None:
+        self.run, self.into, self.of_scalar = run, into, of_scalar
+
+    def of_walk(self, walk: str, factor: Tensor, boundaries: Tensor | None) -> RowSums | None:
+        return RowSums(factor, self.into, None, boundaries if walk in BACKWARD else None)
+
+    def finish(self) -> None:
+        sum_channels(self.run, self.into, self.of_scalar)
 
 
-def decay_gradients(run: Launcher, p: Attention | States, grads: Gradients, walks: int) -> dict[str, DecayGradient]:
-    """By the axis of the walks that collect it. ``walks``: 2, or 1 where there are only those backward in time."""
+class StatesDecayGradient(DecayGradient):
+    """Of any decay, where tokens have an effect through the states at boundaries alone.
+
+    Args:
+        sums: of rows, ``[B, N, H * tiles]``; or ``[B, N, H, D or E]``, where the gradient of a decay per channel goes.
+        of_scalar: where the gradient of a scalar decay goes.
+    """
+
+    requested = True
+
+    def __init__(self, run: Launcher, sums: Tensor, of_scalar: Tensor | None) -> None:
+        self.run, self.sums, self.of_scalar = run, sums, of_scalar
+        self.crossing = of_segments(run, sums)
+
+    def of_walk(self, walk: str, factor: Tensor, boundaries: Tensor | None) -> RowSums | None:
+        return RowSums(factor, self.sums, self.crossing, boundaries)
+
+    def finish(self) -> None:
+        self.run.sum_before(self.sums, self.crossing)
+        sum_channels(self.run, self.sums, self.of_scalar)
+
+
+def of_rows(run: Launcher, like: Tensor, into: Tensor) -> Tensor:
+    """``[B, N, H * tiles]``, with the tokens side by side."""
+    batch, length = like.shape[:2]
+    return into.new_empty(batch, run.heads * tiles_of_keys(run), length).transpose(1, 2)
+
+
+def tiles_of_keys(run: Launcher, counts_decays: bool = False) -> int:
+    return triton.cdiv(run.key_size, run.walk_tile("key", precise=True, counts_decays=counts_decays).width)
+
+
+def of_segments(run: Launcher, sums: Tensor) -> Tensor:
+    return sums.new_empty(run.sequences, run.partition.segments, *sums.shape[2:])
+
+
+def sum_channels(run: Launcher, of_channels: Tensor, into: Tensor | None) -> None:
+    """The gradient of a scalar decay from those of the channels of each head, or of its tiles."""
+    if into is not None:
+        run.clear_rest(of_channels)
+        of_heads = of_channels.flatten(2).unflatten(2, (run.heads, -1))
+        torch.sum(of_heads, 3 if DecayForm.of(into).has_tokens else (0, 1, 3), out=into)
+
+
+def decay_gradients(
+    run: Launcher, p: Attention | States, grads: Gradients, through_states: bool
+) -> dict[str, DecayGradient]:
+    """By the axis of the walks that collect it. ``through_states``: tokens have an effect through these alone."""
     key, value = grads.log_decay, grads.log_decay_v
+
+    def of_channels(into: Tensor | None, of_scalar: Tensor | None = None) -> DecayGradient:
+        if into is None:
+            return DecayGradient()
+        return (StatesDecayGradient if through_states else ChannelDecayGradient)(run, into, of_scalar)
+
     if run.logs.key is not None:
-        return {"key": ChannelDecayGradient(run, key), "value": ChannelDecayGradient(run, value)}
-    if run.logs.value is None:
-        return {"key": ScalarDecayGradient(run, p.k, key, walks), "value": ChannelDecayGradient(run, None)}
-    if value is None and key is not None:
-        batch, length, _, size = p.v.shape
-        value = key.new_empty(batch, length, run.heads, size)
-    return {"key": ChannelDecayGradient(run, None), "value": ChannelDecayGradient(run, value, key)}
+        return {"key": of_channels(key), "value": of_channels(value)}
+    if run.logs.value is not None:
+        if value is None and key is not None:
+            batch, length, _, size = p.v.shape
+            value = key.new_empty(batch, length, run.heads, size)
+        return {"key": DecayGradient(), "value": of_channels(value, key)}
+    return {"key": of_scalar_decay(run, p.k, key, through_states), "value": DecayGradient()}
+
+
+def of_scalar_decay(run: Launcher, like: Tensor, into: Tensor | None, through_states: bool) -> DecayGradient:
+    if into is None:
+        return DecayGradient()
+    if through_states:
+        return StatesDecayGradient(run, of_rows(run, like, into), into)
+    return TokenDecayGradient(run, like, into) if run.per_token else HeadDecayGradient(run, into)

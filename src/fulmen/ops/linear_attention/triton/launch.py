@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fulmen.ops.chunks.decay_form import DecayForm, Decays
 from fulmen.ops.linear_attention.problem import Attention, States
+from fulmen.ops.linear_attention.triton.decay_sums import sum_before, sum_decay_gradient
 from fulmen.ops.linear_attention.triton.merged_pairs import add_merged_pairs
 from fulmen.ops.linear_attention.triton.prepare import merge_blocks, prepare
 from fulmen.ops.linear_attention.triton.recurrent import recur
@@ -23,7 +24,6 @@ from fulmen.ops.linear_attention.triton.tiles import (
     sum_tile,
     walk_tile,
 )
-from fulmen.ops.linear_attention.triton.walk import sum_decay_gradient
 from fulmen.ops.linear_attention.triton.walk import walk as walk_kernel
 from fulmen.runtime.architectures import Architecture, architecture_of
 from fulmen.triton_common import operands
@@ -73,9 +73,13 @@ class RowSums:
     """What a walk leaves for the gradient of a decay; see :mod:`fulmen.ops.linear_attention.triton.walk`."""
 
     factor: Tensor  # of the results in the loss: q or k, do or v
-    sums: Tensor  # [B, N, H * tiles]; with a decay per channel [B, N, H, D or E]
-    crossing: Tensor | None  # [sequences, segments, H * tiles], for the walk backward in time and a scalar decay
-    boundaries: Tensor | None  # the states there
+    sums: Tensor | None  # [B, N, H * tiles]; with a decay per channel [B, N, H, D or E]; None where decays are counted
+    crossing: Tensor | None  # of each segment, [sequences, segments, H * tiles] or [sequences, segments, H, D or E]
+    boundaries: Tensor | None  # the states there, or where decays are counted their gradients; None: zeros
+
+    @property
+    def counts_decays(self) -> bool:
+        return self.sums is None
 
 
 class Launcher:
@@ -94,10 +98,6 @@ class Launcher:
         self.per_token = p.decays.key.has_tokens and not p.decays.key.by_channel
         self.starts_empty = int(p.initial_state is None)
         self.chunks: dict[str, Chunks] = {}  # by axis, once they are known
-
-    def precision(self, of_halves: str) -> str:
-        """How products are computed; see :mod:`fulmen.triton_common.products`."""
-        return self.architecture.single if self.dtype == torch.float32 else of_halves
 
     def sizes(self, writes: str) -> tuple[int, int]:
         """The sizes of the read and the written axis."""
@@ -123,17 +123,17 @@ class Launcher:
         """One that decays by channel, if there is one: then what is read mostly does not."""
         return "key" if self.logs.value is None else "value"
 
-    def walk_tile(self, writes: str, precise: bool = False) -> WalkTile:
+    def walk_tile(self, writes: str, precise: bool = False, counts_decays: bool = False) -> WalkTile:
         read, write = self.sizes(writes)
         if not self.by_channel:
-            return self.tile_of(read, write, self.walk_precision(precise))
+            return self.tile_of(read, write, self.walk_precision(precise), counts_decays)
         # What is prepared of a chunk serves the walks that write either axis.
         precision, largest = self.walk_precision(precise=False), max(read, write)
         chunk = self.tile_of(largest, largest, precision).chunk
         return self.tile_of(read, write, precision)._replace(chunk=chunk)
 
-    def tile_of(self, read: int, write: int, precision: str) -> WalkTile:
-        return walk_tile(self.architecture, read, write, precision, self.decays, self.small)
+    def tile_of(self, read: int, write: int, precision: str, counts_decays: bool = False) -> WalkTile:
+        return walk_tile(self.architecture, read, write, precision, self.dtype, self.decays, self.small, counts_decays)
 
     def count_chunks(self, length: int, chunk: int) -> int:
         """As many as :func:`fulmen.triton_common.operands.chunk_index` has numbers for."""
@@ -156,14 +156,14 @@ class Launcher:
         later_in, earlier_out, scores = new(size), new(size), new(chunk)
         given = self.tokens(later), self.tokens(earlier), *decay
         found = self.tokens(later_in), self.tokens(earlier_out), self.tokens(scores)
-        chunks = self.chunks[axis] = self.prepare(given, found, scale, earlier)
+        chunks = self.chunks[axis] = self.prepare(given, found, scale, earlier, precise)
         programs, numbers = self.programs_of_chunks(chunks)
         if programs > 0:
             tile = merge_tile(self.architecture, chunk, size)
             merge_blocks[(programs,)](
                 *given, *found, self.tokens(chunks.left_out), *numbers, scale,
                 C=chunk, D=padded(size), K=tile.width, LEVELS=chunk.bit_length() - 1,
-                PRECISION=self.precision("two terms"), **tile.options,
+                PRECISION=self.pair_precision(precise), **tile.options,
             )  # fmt: skip
         return Rows(later_in, earlier_out, 1.0, scores, chunks.totals)
 
@@ -175,7 +175,8 @@ class Launcher:
         return self.chunks[axis]
 
     def prepare(
-        self, given: tuple[Tokens | None, ...], found: tuple[Tokens | None, ...], scale: float, like: Tensor
+        self, given: tuple[Tokens | None, ...], found: tuple[Tokens | None, ...], scale: float, like: Tensor,
+        precise: bool = False,
     ) -> Chunks:  # fmt: skip
         decay, (batch, length) = given[2], like.shape[:2]
         assert decay is not None
@@ -187,7 +188,7 @@ class Launcher:
             tile = prepare_tile(self.architecture, chunk, decay.size)
             prepare[(programs,)](
                 *given, *found, self.tokens(chunks.totals), self.tokens(chunks.left_out), *numbers, scale,
-                C=chunk, D=padded(decay.size), K=tile.width, PRECISION=self.precision("two terms"), **tile.options,
+                C=chunk, D=padded(decay.size), K=tile.width, PRECISION=self.pair_precision(precise), **tile.options,
             )  # fmt: skip
         return chunks
 
@@ -222,7 +223,7 @@ class Launcher:
         """
         writes, segments = WALKS.get(walk, self.summary_writes), self.partition.segments
         read_size, write_size = self.sizes(writes)
-        tile = self.walk_tile(writes, precise)
+        tile = self.walk_tile(writes, precise, row_sums is not None and row_sums.counts_decays)
         walked = 1 if one_by_one or carry else segments
         programs = self.sequences * walked * self.heads * triton.cdiv(write_size, tile.width)
         if programs == 0:
@@ -279,11 +280,17 @@ class Launcher:
             self.tokens(rows.scores), *self.logs.of_axis(WALKS[walk]), self.tokens(chunks.left_out),
             self.tokens(result), self.tokens(gradient), *numbers, rows.scale,
             C=chunk, D=padded(chunks.totals.shape[3]), K=tile.width, LEVELS=chunk.bit_length() - 1, BACKWARD=backward,
-            PRECISION=self.precision("two terms"), **tile.options,
+            PRECISION=self.pair_precision(precise=gradient is not None), **tile.options,
         )  # fmt: skip
 
     def walk_precision(self, precise: bool) -> str:
         return precision_of(self.dtype, self.architecture, self.decays, (self.key_size, self.value_size), precise)
+
+    def pair_precision(self, precise: bool) -> str:
+        """Of what is found of the pairs of a chunk where channels decay each by itself."""
+        if precise or self.dtype == torch.float32:
+            return self.walk_precision(precise)
+        return "two terms"
 
     def row_sums(self, row_sums: RowSums | None, transposed: bool) -> tuple[Any, Any, Any, Any]:
         if row_sums is None:
@@ -292,13 +299,11 @@ class Launcher:
             self.tokens(row_sums.factor),
             numbers(row_sums.sums),
             numbers(row_sums.crossing),
-            self.states(row_sums.boundaries, transposed),
+            self.states(operands.readable_state(row_sums.boundaries), transposed),
         )
 
-    def sum_decay_gradient(
-        self, forward: Tensor | None, backward: Tensor, crossing: Tensor, gradient: Tensor
-    ) -> None:  # fmt: skip
-        """``gradient`` ``[B, N, H]`` of a scalar decay, from what the walks left."""
+    def sum_decay_gradient(self, forward: Tensor, backward: Tensor, crossing: Tensor, gradient: Tensor) -> None:
+        """``gradient`` ``[B, N, H]`` of a decay per token, from what the walks left."""
         programs = self.sequences * self.partition.segments * self.heads
         if programs == 0:
             return
@@ -306,7 +311,19 @@ class Launcher:
         sum_decay_gradient[(programs,)](
             self.logs.scalar, numbers(forward), numbers(backward), numbers(crossing), self.tokens(gradient),
             self.starts_empty, *self.partition, self.heads,
-            C=tile.chunk, TILES=backward.shape[2] // self.heads, PER_TOKEN=self.per_token, **tile.options,
+            C=tile.chunk, TILES=backward.shape[2] // self.heads, **tile.options,
+        )  # fmt: skip
+
+    def sum_before(self, sums: Tensor, crossing: Tensor) -> None:
+        """The gradient in place of ``sums``, where all that has an effect are the states at boundaries."""
+        rows = numbers(sums)
+        assert rows is not None
+        tile, heads = sum_tile(rows.size), sums.shape[2]
+        programs = self.sequences * self.partition.segments * heads * triton.cdiv(rows.size, tile.width)
+        if programs == 0:
+            return
+        sum_before[(programs,)](
+            rows, numbers(crossing), *self.partition, heads, C=tile.chunk, K=tile.width, **tile.options,
         )  # fmt: skip
 
     def fold(self, boundaries: Tensor, *, backward: bool = False) -> None:
@@ -383,16 +400,16 @@ def precision_of(
     """How walks compute the products of results that are rounded to ``dtype``: no better than the inputs are.
     Where rows were rounded when they were prepared, the state that they read is not rounded as much.
 
-    ``precise``: gradients of decays take away what they added. One for a whole head moreover adds what is left over all
-    tokens, and every token's error with it as often as there are tokens before it; where both axes decay by channel,
-    rows as well as states have several terms; and of few channels (``sizes``: of keys and values) errors do not average
-    out.
+    ``precise``: the gradient of a decay depends on it. Those of channels take away what they added, and one for a whole
+    head beside them adds what is left over all tokens, and every token's error with it as often as there are tokens
+    before it; where both axes decay by channel, rows as well as states have several terms; and of few channels
+    (``sizes``: of keys and values) errors do not average out.
     """
     by_channel = decays.channel_axes > 0
     terms = {torch.bfloat16: 1 + by_channel, torch.float16: 2 + by_channel}.get(dtype)
     if terms is None:
         return architecture.single
-    if precise and (decays.key.by_head or decays.channel_axes == 2 or few_channels(*sizes)):
+    if precise and ((by_channel and decays.key.by_head) or decays.channel_axes == 2 or few_channels(*sizes)):
         terms = 3
     elif precise and not by_channel:
         terms = 2

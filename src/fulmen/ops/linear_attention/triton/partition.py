@@ -54,5 +54,5 @@ def programs_of(p: Attention, architecture: Architecture, precise: bool) -> tupl
     """Of a walk with one segment: how many there are, and how many a multiprocessor holds at once."""
     sizes, heads = (p.q.shape[3], p.v.shape[3]), p.state_shape[0] * p.heads
     precision = precision_of(p.q.dtype, architecture, p.decays, sizes, precise)
-    tile = walk_tile(architecture, *sizes, precision, p.decays, small=False)
+    tile = walk_tile(architecture, *sizes, precision, p.q.dtype, p.decays, small=False)
     return heads * triton.cdiv(sizes[1], tile.width), tile.resident

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 
+import torch
+
 from fulmen.ops.chunks.decay_form import Decays
 from fulmen.runtime.architectures import Architecture
-from fulmen.triton_common.tiles import Tile, WalkTile, padded
+from fulmen.triton_common.tiles import Tile, WalkTile, few_channels, padded
 
 # Of walks, by how products are computed, for up to 128 channels that are read. By the cost model, on the size of the
 # published tables: of the chunks, widths, warps and registers that were tried, those that take the least time, spilling
@@ -17,6 +19,7 @@ _AMPERE = {
     "one term": WalkTile(32, 64, 4, 2, 168, True, 3),
     "prepared": WalkTile(32, 64, 4, 2, 168, True, 3),
     "two terms": WalkTile(16, 64, 4, 3, 168, True, 3),
+    "counted": WalkTile(16, 64, 4, 3, 168, True, 3),
     "three terms": WalkTile(16, 64, 4, 2, 168, True, 3),
     "float32": WalkTile(16, 64, 4, 2, 255, True, 2),
 }
@@ -28,6 +31,7 @@ _HOPPER = {
     "one term": WalkTile(64, 64, 4, 2, 255, False, 2),
     "prepared": WalkTile(32, 64, 4, 2, 255, True, 2),
     "two terms": WalkTile(64, 64, 4, 2, 255, False, 2),
+    "counted": WalkTile(64, 32, 4, 2, 255, False, 2),
     "three terms": WalkTile(32, 64, 4, 2, 255, False, 2),
     "float32": WalkTile(16, 64, 4, 2, 255, True, 2),
 }
@@ -35,7 +39,7 @@ _WALKS = {
     "sm_80": _AMPERE,
     "sm_90": _HOPPER,
     # Without the pattern that was reported to fail on Hopper with Triton 3.7.1: chunks of 64, 4 warps, wgmma.
-    "sm_90_short": _HOPPER | dict.fromkeys(("one term", "two terms"), _HOPPER["three terms"]),
+    "sm_90_short": _HOPPER | dict.fromkeys(("one term", "two terms", "counted"), _HOPPER["three terms"]),
     "sm_100": _HOPPER,
     "sm_120": _AMPERE,
     "gfx942": {name: tile._replace(registers=None, resident=2) for name, tile in _AMPERE.items()},
@@ -47,21 +51,27 @@ _SMALL_WIDTH = 32
 
 
 def walk_tile(
-    architecture: Architecture, read: int, write: int, precision: str, decays: Decays, small: bool
-) -> WalkTile:
+    architecture: Architecture, read: int, write: int, precision: str, dtype: torch.dtype, decays: Decays,
+    small: bool, counts_decays: bool = False,
+) -> WalkTile:  # fmt: skip
     """For a walk over chunks.
 
     Args:
         read: channels of the axis that is summed over; write: of the other one.
-        precision: of products (:mod:`fulmen.triton_common.products`).
+        precision: of products (:mod:`fulmen.triton_common.products`); dtype: of the inputs.
         small: for the "recompute" schedule.
+        counts_decays: with a second state, for the gradient of a decay per head.
     """
     tiles = _WALKS[_line_of(architecture)]
     tile = tiles.get(precision, tiles["float32"])
     if padded(read) <= 64 and tiles is _AMPERE and not decays.key.has_tokens:
         tile = _FEW_CHANNELS.get(precision, tile)
-    if decays.channel_axes > 0 and precision == "two terms":
+    if precision == "two terms" and counts_decays:
+        tile = tiles["counted"]
+    if precision == "two terms" and decays.channel_axes > 0:
         tile = tiles["prepared"]
+    if architecture.name == "sm_100" and not fits_tensor_memory(read, write, precision, dtype, decays):
+        tile = tile._replace(width=min(tile.width, 32), mirrored=True)  # too narrow for the instructions that use it
     width = max(tile.width * 128 // max(padded(read), 128), 16)  # the state is as large for more channels
     if small:
         tile, width = tile._replace(chunk=16), min(width, _SMALL_WIDTH)
@@ -70,6 +80,13 @@ def walk_tile(
     if padded(read) > 256:  # two stages of rows would not fit shared memory
         tile = tile._replace(chunk=max(tile.chunk // 2, 16))
     return tile._replace(width=min(width, padded(write)))
+
+
+def fits_tensor_memory(read: int, write: int, precision: str, dtype: torch.dtype, decays: Decays) -> bool:
+    """Whether 512 columns are enough, by compiling: they are for two terms of bfloat16, and not for more. The gradients
+    of decays of both axes, of one per head beside the values', and of few channels have three."""
+    three = decays.channel_axes == 2 or (decays.channel_axes == 1 and decays.key.by_head) or few_channels(read, write)
+    return dtype == torch.bfloat16 and precision in ("one term", "two terms") and not three
 
 
 def _line_of(architecture: Architecture) -> str:

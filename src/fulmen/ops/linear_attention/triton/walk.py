@@ -23,11 +23,18 @@ whose last factor is in the state's sum anyway. That holds for channels that do 
 others this sum is left out, and :mod:`.merged_pairs` adds it. A scalar decay of the keys beside one of the values'
 channels is added to theirs.
 
-The gradient of a scalar decay needs the walks that write the key axis, dq and dk, with m = q and m = k. They leave the
-sums m_i · r_i of each token behind, without the pair of the token with itself, which does not decay; and the walk
-backward in time also Σ S ⊙ dS at the end of its segment. :func:`sum_decay_gradient` makes the gradient of them. With a
-decay per channel of the written axis, the walk forward in time (dq, or the output with m = do) leaves m_i ⊙ r_i, and
-the one backward in time (dk, or dv with m = v) puts the gradient in their place (:func:`channel_gradient`).
+Gradients of decays (:mod:`.decay_gradients`) are sums of pairs on both sides of a token's decay. Where the walk has m,
+the factor of its results in the loss, it leaves what they are made of:
+
+- A decay per head: walking dq with m = q, a second state of the same sums counts for each pair the decays between its
+  tokens, which is the derivative of its weight. So the gradient is a sum of pairs: of those in the segment, and at its
+  end of the counted state with the gradient of the state there. Nothing is taken away again.
+- A decay per token: walking dq with m = q and dk with m = k, the sums m_i · r_i of each token, without the pair of the
+  token with itself, which does not decay; and walking backward in time Σ S ⊙ dS at the end of the segment.
+- A decay per channel of the written axis: walking forward in time (dq, or the output with m = do) m_i ⊙ r_i, and
+  backward in time (dk, or dv with m = v) the gradient in their place (:func:`channel_gradient`).
+- Where tokens have an effect through the states at boundaries alone (there is no y): m_i · r_i, or m_i ⊙ r_i, in the
+  place of the next token, and Σ S ⊙ dS of what crosses the whole segment (:func:`~.decay_sums.sum_before`).
 """
 
 from __future__ import annotations
@@ -35,6 +42,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fulmen.ops.linear_attention.triton.decay_sums import LOG_NOTHING
 from fulmen.ops.linear_attention.triton.naming import decays
 from fulmen.triton_common.decays import channel_logs, exponents, weigh
 from fulmen.triton_common.mirrored import (
@@ -62,7 +70,6 @@ from fulmen.triton_common.products import ONE_TERM, THREE_TERMS
 
 NOTHING = tl.constexpr(2.0**-24)  # beside 1, in float32
 SMALLEST = tl.constexpr(2.0**-126)
-LOG_NOTHING = tl.constexpr(-24.0 * 0.6931471805599453)
 
 
 def words(walk: Compiled) -> tuple[str, ...]:
@@ -85,7 +92,8 @@ def walk(
     scores, totals,  # Tokens or None, prepared: pairs, what chunks leave of each channel that is read
     write_totals, left_out,  # Tokens or None: the same of those that are written, and whether their pairs are left out
     entering, leaving,  # States by boundary; None: zeros enter, what leaves is not stored
-    m, sums, crossing, boundaries,  # for the gradient of the decay; boundaries: the states, where S is their gradient
+    m, sums, crossing,  # for the gradient of the decay
+    boundaries,  # and the gradients of the states there; where S is a gradient, the states; None: zeros
     first_segment, walked,  # the segments of this launch
     starts_empty,  # 1 where no state enters the sequences, else 0
     cu_seqlens, length, segments, segment_tokens, heads, read_size, write_size, scale,
@@ -105,6 +113,9 @@ def walk(
     OWN: tl.constexpr = ONE_TERM if z is not None and z.pointer.dtype.element_ty == tl.bfloat16 else PRECISION
     # States of float16 inputs are as good as those of float32: two terms of what is added are off by 2^-17.
     ADDED: tl.constexpr = THREE_TERMS if z is not None and z.pointer.dtype.element_ty == tl.float16 else PRECISION
+    # Whether there is the second state, that counts decays.
+    COUNTS: tl.constexpr = m is not None and y is not None and write_decay is None and not PER_TOKEN
+    SHIFT: tl.constexpr = 1 if y is None else 0  # of where a token's sums are stored
     before, after = segment, segment + 1
     if BACKWARD:
         before, after = segment + 1, segment
@@ -114,7 +125,10 @@ def walk(
         state = load_oriented_state(
             entering, sequence, head, before, reads, writes, read_size, write_size, MIRRORED
         )  # fmt: skip
-    if boundaries is not None:
+    if COUNTS:
+        counted, found = tl.zeros_like(state), tl.zeros([W, C] if MIRRORED else [C, W], tl.float32)
+        found_inside = tl.zeros([C, C], tl.float32)
+    elif boundaries is not None and y is not None:
         other = load_oriented_state(
             boundaries, sequence, head, before, reads, writes, read_size, write_size, MIRRORED
         )  # fmt: skip
@@ -165,7 +179,6 @@ def walk(
                 chunk = chunk_index(partition, sequence, start, t, C)
                 left = load_row(write_totals, batch, chunk, head, writes)
                 too_far = load_row(left_out, batch, chunk, head, writes) > 0
-            forward = None
             if m is not None and BACKWARD and y is not None:
                 forward = oriented(load_rows(sums, batch, t, head, rows, valid, writes, WHOLE), MIRRORED)
         i, j = by_row(rows, MIRRORED), by_column(rows, MIRRORED)
@@ -198,6 +211,9 @@ def walk(
         # weights of each channel that is written: they come after it.
         if x is not None:
             values = times(x_rows, state, MIRRORED, PRECISION)
+            if COUNTS:
+                of_counted = values * by_row(rows + 1, MIRRORED) + times(x_rows, counted, MIRRORED, PRECISION)
+                found += of_counted * enter * m_rows
             if write_decay is None:
                 values = weigh(values, enter)
             if y is not None and scores is None:
@@ -219,19 +235,24 @@ def walk(
         if write_decay is not None:
             state *= by_column(left, MIRRORED)
         elif decay is not None and read_decay is None:
+            if COUNTS:
+                counted = (counted + state * tl.minimum(valid, C)) * tl.exp2(total)
             state *= tl.exp2(total)
         if y is not None:
             added = z_rows if leave is None else z_rows.to(tl.float32) * leave
             state += times(tl.trans(y_rows), added, MIRRORED, ADDED)
+            if COUNTS:
+                decays_left = tl.maximum(tl.minimum(valid, C) - 1 - rows, 0)
+                counted += times(tl.trans(y_rows), added * by_row(decays_left, MIRRORED), MIRRORED, ADDED)
             if write_decay is not None:
                 z_rows = added
 
         # What they give to each other, and each to itself.
         if x is not None:
-            if m is not None and write_decay is not None:
+            if m is not None and write_decay is not None and y is not None:
                 exchanged = sum_rows(values * m_rows, MIRRORED)
             if y is not None:
-                if m is not None:
+                if m is not None and not COUNTS:
                     others = tl.where(i < j if BACKWARD else i > j, pairs, 0.0)
                 elif scores is not None:
                     others = pairs
@@ -239,20 +260,24 @@ def walk(
                     others = tl.where(i <= j if BACKWARD else i >= j, pairs, 0.0)
                 values += weigh(times(others, z_rows, MIRRORED, PRECISION), of_sum)
             if m is not None:
-                if write_decay is None:
-                    of_rows = row_of(sums, batch, t, head * tiles + tile) + rows * sums.token
-                    tl.store(of_rows, sum_columns(values * m_rows, MIRRORED), mask=rows < valid)
+                if COUNTS:
+                    found_inside += others * tl.abs(i - j) * times(m_rows, tl.trans(z_rows), MIRRORED, PRECISION)
+                elif write_decay is None:
+                    of_rows = row_of(sums, batch, t + SHIFT, head * tiles + tile) + rows * sums.token
+                    tl.store(of_rows, sum_columns(values * m_rows, MIRRORED), mask=rows < valid - SHIFT)
                 else:
-                    if BACKWARD:
+                    gradient = values * m_rows
+                    if BACKWARD and y is not None:
                         crosses = (left > NOTHING) & ((t > start) | (starts_empty == 0))
                         gradient, held = channel_gradient(
-                            values * m_rows, forward, exchanged, held, crosses, logs, i, j, MIRRORED
+                            forward - gradient, forward, exchanged, held, crosses, logs, i, j, MIRRORED
                         )
                         tl.debug_barrier()  # all warps have read what they overwrite
-                    else:
-                        gradient = tl.where(i == 0, by_column(exchanged, MIRRORED), values * m_rows)
-                    store_rows(sums, batch, t, head, rows, valid, writes, oriented(gradient, MIRRORED), WHOLE)
-                if y is not None:
+                    elif y is not None:
+                        gradient = tl.where(i == 0, by_column(exchanged, MIRRORED), gradient)
+                    gradient = oriented(gradient, MIRRORED)
+                    store_rows(sums, batch, t + SHIFT, head, rows, valid - SHIFT, writes, gradient, WHOLE)
+                if y is not None and not COUNTS:
                     own = times(tl.where(i == j, pairs, 0.0), z_rows, MIRRORED, OWN)
                     values += weigh(own, of_sum)
             if result is not None:
@@ -268,80 +293,39 @@ def walk(
         store_oriented_state(
             leaving, sequence, head, after, reads, writes, read_size, write_size, state, MIRRORED
         )  # fmt: skip
+    if COUNTS or (m is not None and y is None):
+        crossed = counted if COUNTS else state
+        if boundaries is not None:
+            crossed *= load_oriented_state(
+                boundaries, sequence, head, after, reads, writes, read_size, write_size, MIRRORED
+            )  # fmt: skip
+        else:
+            crossed = tl.zeros_like(crossed)
+        if write_decay is None:
+            total = tl.sum(crossed)
+            if COUNTS:
+                total += tl.sum(found) + tl.sum(found_inside)
+            tl.store(row_of(crossing, sequence.to(tl.int64), segment, head * tiles + tile), total)
+        else:
+            into = row_of(crossing, sequence.to(tl.int64), segment, head) + writes
+            tl.store(into, sum_rows(crossed, MIRRORED), mask=writes < write_size)
 
 
 @triton.jit
-def channel_gradient(backward, forward, exchanged, held, crosses, logs, i, j, MIRRORED: tl.constexpr):
+def channel_gradient(change, forward, exchanged, held, crosses, logs, i, j, MIRRORED: tl.constexpr):
     """The gradient of a decay per channel at the tokens of a chunk, ``[C, W]``, and what is held before it, ``[W]``.
 
-    As in :func:`sum_decay_gradient` it grows from a token to the one before by q ⊙ dq - k ⊙ dk (of the values: o ⊙ do -
-    v ⊙ dv), ``forward - backward``, from what is held after the chunk, S ⊙ dS summed over the other axis. But only what
-    the chunk ``exchanged`` with the states is taken from and added to that, and not the pairs inside it, which would
-    leave their rounding behind. The walk forward in time left what it exchanged in place of the first row, which no
-    other token's gradient has.
+    As in :func:`~.decay_sums.sum_decay_gradient` it grows from a token to the one before by ``change``, q ⊙ dq - k ⊙ dk
+    (of the values: o ⊙ do - v ⊙ dv; ``forward`` is the first of the two), from what is held after the chunk, S ⊙ dS
+    summed over the other axis. But only what the chunk ``exchanged`` with the states is taken from and added to that,
+    and not the pairs inside it, which would leave their rounding behind. The walk forward in time left what it
+    exchanged in place of the first row, which no other token's gradient has.
 
     Where nothing crosses the chunk, all that is held after it began in it. Where a decay leaves nothing, the gradient
     is 0.
     """
-    change = -backward if forward is None else forward - backward
     held = tl.where(crosses, held, exchanged)
     gradient = times((j >= i).to(tl.bfloat16), change, MIRRORED, THREE_TERMS) + by_column(held, MIRRORED)
-    held = tl.where(crosses, held - exchanged, 0.0)
-    if forward is not None:
-        held += sum_rows(tl.where(i == 0, forward, 0.0), MIRRORED)
+    held = tl.where(crosses, held - exchanged, 0.0) + sum_rows(tl.where(i == 0, forward, 0.0), MIRRORED)
     gradient = tl.where(i == 0, by_column(held, MIRRORED), gradient)
     return tl.where(logs > LOG_NOTHING, gradient, 0.0), held
-
-
-@triton.jit(repr=named("linear_attention_decay_gradient"), do_not_specialize_on_alignment=PARTITION_NUMBERS)
-def sum_decay_gradient(
-    decay, forward, backward, crossing, gradient,
-    starts_empty, cu_seqlens, length, segments, segment_tokens, heads,
-    C: tl.constexpr, TILES: tl.constexpr, PER_TOKEN: tl.constexpr,
-):  # fmt: skip
-    """The gradient of a scalar decay at every token of a segment, ``[B, N, H]``, from the sums that the walks left.
-
-    The pairs of tokens on both sides of a token's decay, itself on the later side, are those of the next token but for
-    what ends and begins here: g_t = g_{t+1} + q_t · dq_t - k_t · dk_t, and after the segment Σ S ⊙ dS. That subtracts,
-    so it starts again with every segment; and where a decay leaves nothing, no pair is on both sides, and g_t = 0.
-    """
-    partition = Partition(cu_seqlens, length, segments, segment_tokens)
-    program = tl.program_id(0)
-    head = program % heads
-    segment, sequence = program // heads % partition.segments, program // (heads * partition.segments)
-    batch, start, first, last = place(partition, sequence, segment)
-    rows = tl.arange(0, C)
-    carried = tl.zeros([1], tl.float32)
-    for tile in tl.static_range(TILES):
-        carried += tl.load(row_of(crossing, sequence.to(tl.int64), segment, head * TILES + tile))
-    steps = tl.cdiv(last - first, C).to(tl.int32)
-    for step in range(0, steps):
-        t = first + (steps - 1 - step) * C
-        valid = (last - t).to(tl.int32)
-        change = tl.zeros([C], tl.float32)
-        for tile in tl.static_range(TILES):
-            if forward is not None:
-                change += load_numbers(forward, batch, t, head * TILES + tile, rows, valid)
-            change -= load_numbers(backward, batch, t, head * TILES + tile, rows, valid)
-        if PER_TOKEN:
-            log = load_numbers(decay, batch, t, head, rows, valid)
-        else:
-            log = tl.load(decay.pointer + head).to(tl.float32) + tl.zeros([C], tl.float32)
-        crosses = (log > LOG_NOTHING) & ((t + rows > start) | (starts_empty == 0))
-        crosses = tl.where(rows < valid, crosses.to(tl.float32), 1.0)
-        kept, found = tl.associative_scan((crosses, crosses * change), 0, then, reverse=True)
-        found += kept * carried
-        tl.store(row_of(gradient, batch, t, head) + rows * gradient.token, found, mask=rows < valid)
-        carried = tl.sum(tl.where(rows == 0, found, 0.0)[None, :], 1)
-
-
-@triton.jit
-def then(kept, found, then_kept, then_found):
-    """First the one step of g ← kept · g + found, then the other."""
-    return kept * then_kept, found * then_kept + then_found
-
-
-@triton.jit
-def load_numbers(x, batch, token, head, rows, valid):
-    """``[C]``, of a tensor with one number per token."""
-    return tl.load(row_of(x, batch, token, head) + rows * x.token, mask=rows < valid, other=0.0).to(tl.float32)

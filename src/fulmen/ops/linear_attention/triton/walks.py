@@ -11,7 +11,8 @@ from fulmen.ops.linear_attention.triton.decay_gradients import DecayGradient, de
 from fulmen.ops.linear_attention.triton.launch import OTHER, Launcher, Rows
 from fulmen.ops.linear_attention.triton.partition import partition_attention
 
-# The gradient of a decay starts again with every segment (:mod:`.walk`), so that rounding does not add up.
+# A gradient of a decay that subtracts starts again with every segment (:mod:`.decay_gradients`), so that rounding does
+# not add up.
 LONGEST_SEGMENT = 2048
 
 
@@ -49,13 +50,15 @@ class Backward:
     def __init__(
         self, p: Attention, schedule: str, do: Tensor | None, grad_state: Tensor | None, grads: Gradients
     ) -> None:
-        learned = grads.log_decay is not None or grads.log_decay_v is not None
-        small, longest = schedule == "recompute", LONGEST_SEGMENT if learned else None
+        self.learned = grads.log_decay is not None or grads.log_decay_v is not None
+        counted = p.decays.key.by_head and p.log_decay_v is None
+        self.restarts = self.learned and do is not None and not counted
+        small, longest = schedule == "recompute", LONGEST_SEGMENT if self.restarts else None
         self.p, self.do, self.grad_state, self.grads = p, do, grad_state, grads
-        self.whole = Launcher(p, *partition_attention(p, schedule, learned=learned), small=small)
-        self.run = Launcher(p, *partition_attention(p, schedule, longest, learned), small=small)
+        self.whole = Launcher(p, *partition_attention(p, schedule, learned=self.restarts), small=small)
+        self.run = Launcher(p, *partition_attention(p, schedule, longest, self.restarts), small=small)
         self.at_once = self.whole.partition.segments > 1
-        self.decays, self.learned = decay_gradients(self.run, p, grads, walks=1 if do is None else 2), learned
+        self.decays = decay_gradients(self.run, p, grads, through_states=do is None)
         self.boundaries: Tensor | None = None  # the states there, once they are known
         self.grad_boundaries: Tensor | None = None  # their gradients
 
@@ -69,8 +72,8 @@ class Backward:
         """
         p, decay, (later, earlier), (of_later, of_earlier) = self.p, self.decays[writes], factors, results
         read = (None if self.do is None else p.q, p.k) if writes == "value" else (self.do, p.v)
-        forward_too = of_later is not None or decay.requested
-        backward_too = of_earlier is not None or decay.requested or (
+        forward_too = of_later is not None or (decay.requested and self.do is not None)
+        backward_too = of_earlier is not None or decay.subtracts or (decay.requested and self.do is None) or (
             writes == "value" and self.grads.initial_state is not None
         )  # fmt: skip
         if forward_too or backward_too:
@@ -90,14 +93,14 @@ class Backward:
         if self.do is None or later is None:
             if result is not None:
                 result.zero_()
-            if decay.requested:
-                self.find_boundaries()
             return
-        entering, leaving = p.initial_state, None
+        entering, leaving, grad_entering = p.initial_state, None, self.grad_state
         if self.at_once:
             self.find_boundaries()
+            if decay.requested and not decay.subtracts:
+                grad_entering = self.find_grad_boundaries()
         known = self.boundaries is not None
-        if not known and self.learned:
+        if not known and self.restarts:
             self.boundaries = leaving = new_boundaries(run, p)
             fill_boundary(self.boundaries[:, :, 0], p.initial_state)
         if self.boundaries is not None:
@@ -106,7 +109,7 @@ class Backward:
         walk = "dq" if writes == "key" else "output"
         run.walk(
             rows.later, rows.earlier, earlier, into, walk=walk, rows=rows, entering=entering, leaving=leaving,
-            row_sums=decay.of_walk(walk, later), precise=self.learned, one_by_one=not known,
+            row_sums=decay.of_walk(walk, later, grad_entering), precise=self.learned, one_by_one=not known,
         )  # fmt: skip
         sum_heads(into, result)
 
@@ -117,22 +120,23 @@ class Backward:
         """dk or dv, the gradient of a decay, and with dv that of the initial state."""
         run, entering, carried = self.run, self.grad_state, None
         leaving = self.grads.initial_state if writes == "value" else None
+        walk = "dk" if writes == "key" else "dv"
+        boundaries = self.p.initial_state if self.do is None else self.boundaries
+        row_sums = decay.of_walk(walk, earlier, boundaries)
         if self.at_once:
             entering, leaving = self.find_grad_boundaries(), None
-            if result is None and not decay.requested:
+            if result is None and row_sums is None:
                 return
-        elif not decay.requested:
+        elif row_sums is None:
             run = self.whole
         elif run.partition.segments > 1:
             entering = carried = self.p.k.new_empty(self.p.state_shape, dtype=torch.float32)
             fill_boundary(carried, self.grad_state)
         into = per_head(run, writes, result)
-        walk = "dk" if writes == "key" else "dv"
         run.walk(
             rows.earlier, rows.later, None if self.do is None else later, into, walk=walk, rows=rows,
             entering=entering, leaving=leaving if carried is None else carried,
-            row_sums=decay.of_walk(walk, earlier, self.boundaries), precise=decay.requested,
-            one_by_one=carried is not None,
+            row_sums=row_sums, precise=row_sums is not None, one_by_one=carried is not None,
         )  # fmt: skip
         if leaving is not None and carried is not None:
             leaving.copy_(carried)
@@ -168,7 +172,7 @@ def states_forward(run: Launcher, p: States, states: Tensor, one_by_one: bool) -
 
 def states_backward(run: Launcher, p: States, states: Tensor, entering: Tensor, grads: Gradients) -> None:
     """Of chunk_states: ``entering`` are the gradients of the ``states``, all that flows in included."""
-    decays = decay_gradients(run, p, grads, walks=1)
+    decays = decay_gradients(run, p, grads, through_states=True)
     learned = any(decay.requested for decay in decays.values())
     if learned and run.walk_precision(precise=True) != run.walk_precision(precise=False):
         # The forward's sums of rounded products are too coarse for it: once more, as precise as the walks below.
