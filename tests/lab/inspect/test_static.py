@@ -56,6 +56,26 @@ def test_walks_fit_with_the_most_channels(arch, tmp_path, monkeypatch):
     assert resources(launches[-1], ARCHITECTURES[arch]).shared <= ARCHITECTURES[arch].shared_limit
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_walks_fit_tensor_memory(dtype, tmp_path, monkeypatch):
+    """Of sm_100, for more terms than two of bfloat16. Triton itself compiles what does not fit, to a kernel that does
+    nothing."""
+    from fulmen.lab.inspect.compilation import resources
+    from fulmen.lab.operators.linear_attention.workloads import attention_launched
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    architecture = ARCHITECTURES["sm_100"]
+
+    def of_head_decay():
+        launches = attention_launched(architecture, Decays.named("head"), "auto", dtype=dtype)
+        return next(x for x in launches[1] if x.arguments["WALK"] == "dq")
+
+    assert resources(of_head_decay(), architecture).tensor_core_ops > 0
+    monkeypatch.setattr("fulmen.ops.linear_attention.triton.tiles.fits_tensor_memory", lambda *_: True)
+    with pytest.raises(RuntimeError, match=r"walk needs 6.. columns of tensor memory, of 512 that sm_100 has"):
+        resources(of_head_decay(), architecture)
+
+
 def test_launches_that_compile_to_the_same_code_are_compiled_once():
     from fulmen.lab.inspect.compilation import key_of
     from fulmen.lab.inspect.inspection import record

@@ -23,6 +23,7 @@ from fulmen.lab.inspect.dry_run import Launch, target_of
 from fulmen.runtime.architectures import Architecture
 from fulmen.triton_common.triton_private import is_kernel, used_by
 
+TENSOR_MEMORY = 512  # columns that a program may use, where there is such memory
 TENSOR_CORE_OPS = re.compile(r"\bmma\.sync|\bwgmma\.mma_async|\btcgen05\.mma\b|\bv_mfma_")
 
 
@@ -99,7 +100,12 @@ def compile_and_list(launch: Launch, architecture: Architecture) -> tuple[Resour
 
 def compiled(launch: Launch, architecture: Architecture) -> Any:
     source = ASTSource(_function(launch), launch.signature, launch.constants, launch.attributes)
-    return triton.compile(source, target=target_of(architecture), options=launch.options)
+    kernel = triton.compile(source, target=target_of(architecture), options=launch.options)
+    columns = getattr(kernel.metadata, "tmem_size", None) or 0
+    if columns > TENSOR_MEMORY:  # Triton makes a kernel of it that does nothing, and complains when it is launched
+        there_are = f"of {TENSOR_MEMORY} that {architecture.name} has"
+        raise RuntimeError(f"{launch.kernel} needs {columns} columns of tensor memory, {there_are}")
+    return kernel
 
 
 def _function(launch: Launch) -> Any:
