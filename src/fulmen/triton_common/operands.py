@@ -110,6 +110,19 @@ def place(partition, sequence, segment):
 
 
 @triton.jit
+def channels_of_segment(partition, size, heads, K: tl.constexpr):
+    """(channels, head, segment, sequence) of a program that has K channels of a segment of a head."""
+    program, tiles = tl.program_id(0), tl.cdiv(size, K)
+    channels, head = program % tiles * K + tl.arange(0, K), program // tiles % heads
+    return (
+        channels,
+        head,
+        program // (tiles * heads) % partition.segments,
+        program // (tiles * heads * partition.segments),
+    )
+
+
+@triton.jit
 def chunk_index(partition, sequence, start, t, C: tl.constexpr):
     """A number of its own for each chunk of C tokens of all packed sequences, or of one sample."""
     chunk = start // C + (t - start) // C

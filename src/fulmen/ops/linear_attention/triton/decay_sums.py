@@ -9,6 +9,7 @@ from fulmen.triton_common.naming import named
 from fulmen.triton_common.operands import (
     PARTITION_NUMBERS,
     Partition,
+    channels_of_segment,
     load_column,
     load_row,
     load_rows,
@@ -74,12 +75,9 @@ def sum_before(
     ``sums`` have k_j ⊙ dk_j in the place of the next token, which gets its gradient there.
     """
     partition = Partition(cu_seqlens, length, segments, segment_tokens)
-    tiles = tl.cdiv(sums.size, K)
-    program = tl.program_id(0)
-    tile, head = program % tiles, program // tiles % heads
-    segment, sequence = program // (tiles * heads) % partition.segments, program // (tiles * heads * partition.segments)
+    columns, head, segment, sequence = channels_of_segment(partition, sums.size, heads, K)
     batch, _, first, last = place(partition, sequence, segment)
-    rows, columns = tl.arange(0, C), tile * K + tl.arange(0, K)
+    rows = tl.arange(0, C)
     held = load_row(crossing, sequence.to(tl.int64), segment, head, columns)
     for step in range(0, tl.cdiv(last - first, C).to(tl.int32)):
         t = first + step * C

@@ -10,6 +10,7 @@ from fulmen.triton_common.naming import Compiled, named
 from fulmen.triton_common.operands import (
     PARTITION_NUMBERS,
     Partition,
+    channels_of_segment,
     load_rows,
     load_state,
     place,
@@ -24,12 +25,9 @@ def sum_segments(
 ):  # fmt: skip
     """``totals`` ``[sequences, segments, H, K]``: the sum of the logarithms of a decay over each segment."""
     partition = Partition(cu_seqlens, length, segments, segment_tokens)
-    tiles = tl.cdiv(decay.size, K)
-    program = tl.program_id(0)
-    tile, head = program % tiles, program // tiles % heads
-    segment, sequence = program // (tiles * heads) % partition.segments, program // (tiles * heads * partition.segments)
+    columns, head, segment, sequence = channels_of_segment(partition, decay.size, heads, K)
     batch, _, first, last = place(partition, sequence, segment)
-    rows, columns = tl.arange(0, C), tile * K + tl.arange(0, K)
+    rows = tl.arange(0, C)
     total = tl.zeros([K], tl.float32)
     for step in range(0, tl.cdiv(last - first, C).to(tl.int32)):
         t = first + step * C
