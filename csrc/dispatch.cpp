@@ -132,6 +132,7 @@ void expect_results(const fulmen_causal_conv1d_backward_call &call) {
 void expect_results(const fulmen_rms_norm_call &call) {
     prefer_huge_pages(call.output, call.batch, call.tokens, call.heads, call.size);
 }
+void expect_results(const fulmen_matmul_call &call) { prefer_huge_pages(call.output, 1, call.rows, 1, call.columns); }
 
 // They write little.
 void expect_results(const fulmen_causal_conv1d_step_call &) {}
@@ -173,7 +174,7 @@ const char *fulmen_error_text(int64_t status) {
         case FULMEN_BAD_SEQUENCES: return "cu_seqlens must rise from 0 to N, with batch = 1; lengths must be 0 to M";
         case FULMEN_BAD_OPTION: return "schedule, split or activation is unknown, or threads is below 1";
         case FULMEN_MISSING_TENSOR: return "a tensor that the call needs is absent";
-        case FULMEN_BAD_STATE: return "the state must have rows or columns dense";
+        case FULMEN_BAD_STATE: return "a state or a factor must have rows or columns dense";
         case FULMEN_NO_WORKSPACE: return "no memory was found for the workspace";
         case FULMEN_BAD_STRUCT: return "the struct has another size than this version of the interface gives it";
         case FULMEN_GROWS: return "a log-decay is above 0";

@@ -25,7 +25,7 @@
 extern "C" {
 #endif
 
-#define FULMEN_VERSION 7
+#define FULMEN_VERSION 8
 #define FULMEN_MAX_SIZE 512 /* D and E run from 1 to this */
 #define FULMEN_MAX_WIDTH 64 /* as does K, the width of a convolution, to this */
 #define FULMEN_EPSILON 1e-6f
@@ -376,6 +376,19 @@ typedef struct {
     fulmen_tensor output; /* [1, rows, 1, outputs] */
 } fulmen_linear_call;
 
+/* c = a b^T + bias, of any size, in float32 and rounded once. The strides of a and b are stride_token from row to row
+ * and stride_head along the depth, and one of the two is 1. Bits do not depend on the number of threads. */
+typedef struct {
+    fulmen_header header;
+    int64_t rows;
+    int64_t columns;
+    int64_t depth;
+    fulmen_tensor a;      /* [rows, depth] */
+    fulmen_tensor b;      /* [columns, depth], a's dtype */
+    fulmen_tensor bias;   /* optional, [1, columns, 1, 1], a's dtype */
+    fulmen_tensor output; /* [1, rows, 1, columns], a's dtype or float32 */
+} fulmen_matmul_call;
+
 /* y = f(a, b), number by number, of three axes with any strides (0 repeats), where stride_head leads along the last; b
  * is the number `scalar` where it is absent, and functions of one number ignore it. Each tensor has its own dtype.
  * Computed in float32. Needs no workspace. */
@@ -409,6 +422,7 @@ typedef struct {
     CALL(causal_conv1d_step)     \
     CALL(rms_norm)               \
     CALL(linear)                 \
+    CALL(matmul)                 \
     CALL(elementwise)
 
 #define FULMEN_DECLARE(name) FULMEN_API int64_t fulmen_##name(const fulmen_##name##_call *call);

@@ -216,13 +216,36 @@ bool decode_step_is_right(const Kernels &kernels, int64_t dtype) {
     return true;
 }
 
+// A matrix as it stands and as the transpose of its memory, times another.
+bool matmul_is_right(const Kernels &kernels, int64_t dtype) {
+    Input a(N, N, 21, dtype), b(N, N, 22, dtype), bias(N, 1, 23, dtype), y = a;
+    for (const int transposed : {0, 1, 2, 3}) {
+        fulmen_matmul_call call = {};
+        call.header = header_of(call);
+        call.rows = call.columns = call.depth = N;
+        call.a = a.tensor(), call.b = b.tensor(), call.bias = bias.tensor(), call.output = y.tensor();
+        const bool of_a = transposed & 1, of_b = transposed & 2;
+        call.a.stride_token = of_a ? 1 : N, call.a.stride_head = of_a ? N : 1;
+        call.b.stride_token = of_b ? 1 : N, call.b.stride_head = of_b ? N : 1;
+        if (kernels.matmul(call)) return false;
+        for (int64_t r = 0; r < N; ++r)
+            for (int64_t n = 0; n < N; ++n) {
+                double sum = bias.values[(size_t)n];
+                for (int64_t i = 0; i < N; ++i)
+                    sum += (double)a.at(of_a ? i * N + r : r * N + i) * b.at(of_b ? i * N + n : n * N + i);
+                if (!close(y.at(r * N + n), sum, dtype)) return false;
+            }
+    }
+    return true;
+}
+
 }  // namespace
 
 bool self_check(const Kernels &kernels) {
     for (const int64_t dtype : {FULMEN_FLOAT32, FULMEN_BFLOAT16})
         if (!recurrences_are_right(kernels, dtype) || !gate_is_right(kernels, dtype) ||
             !tpa_decode_is_right(kernels, dtype) || !norm_is_right(kernels, dtype) ||
-            !decode_step_is_right(kernels, dtype))
+            !decode_step_is_right(kernels, dtype) || !matmul_is_right(kernels, dtype))
             return false;
     return convolution_is_right(kernels, false) && convolution_is_right(kernels, true);
 }

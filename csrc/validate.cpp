@@ -255,6 +255,18 @@ int64_t invalid(const fulmen_linear_call &c) {
     return c.rows == 0 || (c.x.data && c.weight.data && c.output.data) ? FULMEN_OK : FULMEN_MISSING_TENSOR;
 }
 
+int64_t invalid(const fulmen_matmul_call &c) {
+    if (c.rows < 0 || c.columns < 0 || c.depth < 0) return FULMEN_BAD_SIZE;
+    if (!is_dtype(c.a.dtype) || c.b.dtype != c.a.dtype || (c.bias.data && c.bias.dtype != c.a.dtype) ||
+        !fits(c.output, c.a.dtype))
+        return FULMEN_BAD_DTYPE;
+    for (const fulmen_tensor *x : {&c.a, &c.b})
+        if (x->stride_token != 1 && x->stride_head != 1) return FULMEN_BAD_STATE;
+    if (c.rows == 0 || c.columns == 0) return FULMEN_OK;
+    const bool factors = c.depth == 0 || (c.a.data && c.b.data);
+    return factors && c.output.data ? FULMEN_OK : FULMEN_MISSING_TENSOR;
+}
+
 int64_t invalid(const fulmen_elementwise_call &c) {
     if (c.batch < 0 || c.tokens < 0 || c.channels < 0) return FULMEN_BAD_SIZE;
     if (!is_dtype(c.a.dtype) || (c.b.data && !is_dtype(c.b.dtype)) || !is_dtype(c.output.dtype))

@@ -8,7 +8,7 @@ import ctypes
 import mmap
 import sys
 from contextlib import ExitStack, contextmanager
-from itertools import islice
+from itertools import islice, product
 from math import prod
 from unittest.mock import patch
 
@@ -23,6 +23,7 @@ from fulmen.lab.operators.linear_attention.cases import Case as Attention
 from fulmen.lab.operators.output_gate.checks import Case as Gate
 from fulmen.lab.operators.tpa.checks import Case as Decode
 from fulmen.lab.tolerances import deviations
+from fulmen.nn.native_matmul import matmul
 from fulmen.ops.chunks.validation import SCHEDULES
 from fulmen.ops.tpa.validation import SPLITS
 from fulmen.runtime import core
@@ -157,9 +158,25 @@ def calls():
                 yield from ((problem, setting, place) for place in places)
 
 
+def products(builds):
+    """Those of linear layers, whose factors may lie either way."""
+    count = 0
+    for dtype, (rows, depth, columns), place, isa in product(DTYPES, (*SIZES, (300, 300, 300)), PLACES, builds):
+        print(isa, place, "matmul", rows, depth, columns, dtype, flush=True)
+        usual = [torch.randn(shape).to(dtype) for shape in ((rows, depth), (columns, depth), (columns,))]
+        memory = GuardedMemory(place)
+        with core.core.using(isa), memory.used():
+            found = matmul(*(guarded(x, place) for x in usual))
+        assert memory.holds(found)
+        a, b, bias = (x.double() for x in usual)
+        torch.testing.assert_close(found.double(), a @ b.T + bias, atol=0.1, rtol=0.01)
+        count += 1
+    return count
+
+
 def main(short):
-    count, operators = 0, set()
     builds = core.core.builds[: 1 if short else None]
+    count, operators = products(builds), set()
     for problem, setting, place in islice(calls(), None, None, 8 if short else 1):
         operators.add(problem.operator)
         torch.set_num_threads(setting.threads)

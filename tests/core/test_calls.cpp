@@ -524,6 +524,32 @@ void check_linear() {
     TAKES(x, (call.rows = 0, call.x.data = call.output.data = nullptr));
 }
 
+void check_matmul() {
+    auto x = VALID(matmul);
+    fulmen_matmul_call &c = x.call;
+    c.header = valid_header<fulmen_matmul_call>();
+    c.rows = c.columns = c.depth = 2;
+    c.a = c.b = c.bias = c.output = kHalves;
+    c.a.stride_token = c.b.stride_head = 1;
+    check_header(x);
+    for (auto size : {&fulmen_matmul_call::rows, &fulmen_matmul_call::columns, &fulmen_matmul_call::depth})
+        REFUSES(x, FULMEN_BAD_SIZE, call.*size = -1);
+    REFUSES(x, FULMEN_BAD_DTYPE, call.a.dtype = call.b.dtype = call.bias.dtype = call.output.dtype = 3);
+    REFUSES(x, FULMEN_BAD_DTYPE, call.b.dtype = FULMEN_FLOAT32);
+    REFUSES(x, FULMEN_BAD_DTYPE, call.bias = kFloats);
+    REFUSES(x, FULMEN_BAD_DTYPE, call.output = kWrong);
+    REFUSES(x, FULMEN_BAD_STATE, call.a.stride_token = 2);
+    REFUSES(x, FULMEN_BAD_STATE, call.b.stride_head = 2);
+    REFUSES(x, FULMEN_MISSING_TENSOR, call.a.data = nullptr);
+    REFUSES(x, FULMEN_MISSING_TENSOR, call.b.data = nullptr);
+    REFUSES(x, FULMEN_MISSING_TENSOR, call.output.data = nullptr);
+    TAKES(x, call.bias.data = nullptr);
+    TAKES(x, call.output = kFloats);
+    TAKES(x, (call.depth = 0, call.a.data = call.b.data = nullptr));
+    TAKES(x, (call.rows = 0, call.a.data = call.output.data = nullptr));
+    TAKES(x, (call.columns = 0, call.b.data = call.output.data = nullptr));
+}
+
 void check_elementwise() {
     auto x = VALID(elementwise);
     fulmen_elementwise_call &c = x.call;

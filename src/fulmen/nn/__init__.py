@@ -5,6 +5,7 @@ from fulmen.nn.gated_delta_net import GatedDeltaNet
 from fulmen.nn.gated_linear_attention import GatedLinearAttention
 from fulmen.nn.kimi_delta_attention import KimiDeltaAttention
 from fulmen.nn.lightning_attention import LightningAttention
+from fulmen.nn.linear import Linear
 from fulmen.nn.mamba2 import Mamba2
 from fulmen.nn.norms import RMSNorm
 from fulmen.nn.output_gated_attention import OutputGatedAttention
@@ -17,6 +18,7 @@ __all__ = [
     "KimiDeltaAttention",
     "LayerCache",
     "LightningAttention",
+    "Linear",
     "Mamba2",
     "OutputGatedAttention",
     "RMSNorm",

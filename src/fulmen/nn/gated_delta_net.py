@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fulmen.nn.call import Call
 from fulmen.nn.gates import decay_rate, init_decay_rate_, init_dt_bias_, step_size
+from fulmen.nn.linear import Linear
 from fulmen.nn.mixer import Mixer, check_heads
 from fulmen.nn.norms import RMSNorm
 from fulmen.nn.short_conv import ShortConv
@@ -50,15 +51,15 @@ class GatedDeltaNet(Mixer):
         self.key_size, self.value_size = key_size, value_size
         keys, values = num_key_heads * key_size, num_heads * value_size
         self._convolved = keys, keys, values
-        self.in_proj_qkv = nn.Linear(hidden_size, 2 * keys + values, bias=False)
-        self.in_proj_z = nn.Linear(hidden_size, values, bias=False)
-        self.in_proj_b = nn.Linear(hidden_size, num_heads, bias=False)
-        self.in_proj_a = nn.Linear(hidden_size, num_heads, bias=False)
+        self.in_proj_qkv = Linear(hidden_size, 2 * keys + values, bias=False)
+        self.in_proj_z = Linear(hidden_size, values, bias=False)
+        self.in_proj_b = Linear(hidden_size, num_heads, bias=False)
+        self.in_proj_a = Linear(hidden_size, num_heads, bias=False)
         self.conv1d = ShortConv(2 * keys + values, conv_size)
         self.dt_bias = nn.Parameter(torch.empty(num_heads))
         self.A_log = nn.Parameter(torch.empty(num_heads))
         self.norm = RMSNorm(value_size, norm_eps, gate="silu")
-        self.out_proj = nn.Linear(values, hidden_size, bias=False)
+        self.out_proj = Linear(values, hidden_size, bias=False)
         self.register_load_state_dict_pre_hook(_from_qwen3_next)
         self.reset_parameters()
 

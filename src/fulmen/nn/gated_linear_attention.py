@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from fulmen.nn.call import Call
+from fulmen.nn.linear import Linear
 from fulmen.nn.mixer import Mixer, check_heads
 from fulmen.nn.norms import RMSNorm
 from fulmen.nn.short_conv import ShortConv
@@ -51,18 +52,18 @@ class GatedLinearAttention(Mixer):
         self.hidden_size, self.num_heads = hidden_size, num_heads
         self.key_size, self.value_size = keys // num_heads, values // num_heads
         self.gate_logit_normalizer = gate_logit_normalizer
-        self.q_proj = nn.Linear(hidden_size, keys, bias=False)
-        self.k_proj = nn.Linear(hidden_size, keys, bias=False)
-        self.v_proj = nn.Linear(hidden_size, values, bias=False)
-        self.g_proj = nn.Linear(hidden_size, values, bias=False)
+        self.q_proj = Linear(hidden_size, keys, bias=False)
+        self.k_proj = Linear(hidden_size, keys, bias=False)
+        self.v_proj = Linear(hidden_size, values, bias=False)
+        self.g_proj = Linear(hidden_size, values, bias=False)
         self.gk_proj = nn.Sequential(
-            nn.Linear(hidden_size, gate_low_rank_dim, bias=False), nn.Linear(gate_low_rank_dim, keys)
+            Linear(hidden_size, gate_low_rank_dim, bias=False), Linear(gate_low_rank_dim, keys)
         )
         self.q_conv1d = None if conv_size is None else ShortConv(keys, conv_size, conv_bias)
         self.k_conv1d = None if conv_size is None else ShortConv(keys, conv_size, conv_bias)
         self.v_conv1d = None if conv_size is None else ShortConv(values, conv_size, conv_bias)
         self.g_norm_swish_gate = RMSNorm(self.value_size, norm_eps, gate="silu")
-        self.o_proj = nn.Linear(values, hidden_size, bias=False)
+        self.o_proj = Linear(values, hidden_size, bias=False)
 
     def mix(self, x: Tensor, call: Call) -> Tensor:
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)

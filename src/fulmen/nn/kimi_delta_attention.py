@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from fulmen.nn.call import Call
 from fulmen.nn.gates import decay_rate, init_decay_rate_, init_dt_bias_, step_size
+from fulmen.nn.linear import Linear
 from fulmen.nn.mixer import Mixer
 from fulmen.nn.norms import RMSNorm
 from fulmen.nn.short_conv import ShortConv
@@ -18,8 +19,8 @@ class ForgetGate(nn.Module):
 
     def __init__(self, hidden_size: int, num_heads: int, head_dim: int) -> None:
         super().__init__()
-        self.f_a_proj = nn.Linear(hidden_size, head_dim, bias=False)
-        self.f_b_proj = nn.Linear(head_dim, num_heads * head_dim, bias=False)
+        self.f_a_proj = Linear(hidden_size, head_dim, bias=False)
+        self.f_b_proj = Linear(head_dim, num_heads * head_dim, bias=False)
         self.dt_bias = nn.Parameter(torch.empty(num_heads * head_dim))
         self.A_log = nn.Parameter(torch.empty(1, 1, num_heads, 1))
         self.reset_parameters()
@@ -53,16 +54,16 @@ class KimiDeltaAttention(Mixer):
             check_count(name, count)
         self.hidden_size, self.num_heads, self.head_dim = hidden_size, num_heads, head_dim
         inner = num_heads * head_dim
-        self.q_proj = nn.Linear(hidden_size, inner, bias=False)
-        self.k_proj = nn.Linear(hidden_size, inner, bias=False)
-        self.v_proj = nn.Linear(hidden_size, inner, bias=False)
+        self.q_proj = Linear(hidden_size, inner, bias=False)
+        self.k_proj = Linear(hidden_size, inner, bias=False)
+        self.v_proj = Linear(hidden_size, inner, bias=False)
         self.conv1d = ShortConv(3 * inner, conv_size)
         self.forget_gate = ForgetGate(hidden_size, num_heads, head_dim)
-        self.b_proj = nn.Linear(hidden_size, num_heads, bias=False)
-        self.g_a_proj = nn.Linear(hidden_size, head_dim, bias=False)
-        self.g_b_proj = nn.Linear(head_dim, inner, bias=False)
+        self.b_proj = Linear(hidden_size, num_heads, bias=False)
+        self.g_a_proj = Linear(hidden_size, head_dim, bias=False)
+        self.g_b_proj = Linear(head_dim, inner, bias=False)
         self.o_norm = RMSNorm(head_dim, norm_eps, gate="sigmoid")
-        self.o_proj = nn.Linear(inner, hidden_size, bias=False)
+        self.o_proj = Linear(inner, hidden_size, bias=False)
 
     def mix(self, x: Tensor, call: Call) -> Tensor:
         projected = {"q_conv": self.q_proj(x), "k_conv": self.k_proj(x), "v_conv": self.v_proj(x)}

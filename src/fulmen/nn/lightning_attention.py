@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from fulmen.nn.call import Call
+from fulmen.nn.linear import Linear
 from fulmen.nn.mixer import Mixer, check_heads
 from fulmen.nn.norms import RMSNorm
 from fulmen.nn.slopes import slopes
@@ -51,10 +52,10 @@ class LightningAttention(Mixer):
         check_count("head_dim", head_dim)
         self.hidden_size, self.num_heads, self.head_dim = hidden_size, num_heads, head_dim
         inner = num_heads * head_dim
-        self.qkv_proj = nn.Linear(hidden_size, 3 * inner, bias=False)
-        self.output_gate = nn.Linear(hidden_size, inner, bias=False)
+        self.qkv_proj = Linear(hidden_size, 3 * inner, bias=False)
+        self.output_gate = Linear(hidden_size, inner, bias=False)
         self.norm = RMSNorm(inner, norm_eps, gate="sigmoid")
-        self.out_proj = nn.Linear(inner, hidden_size, bias=False)
+        self.out_proj = Linear(inner, hidden_size, bias=False)
         self.layer, self.num_layers = layer, num_layers
         self.register_buffer("slope_rate", torch.empty(num_heads, 1, 1, dtype=torch.float32))
         self.register_load_state_dict_pre_hook(_without_blocks)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fulmen.nn.call import Call
 from fulmen.nn.gates import decay_rate, init_dt_bias_, step_size
+from fulmen.nn.linear import Linear
 from fulmen.nn.mixer import Mixer, check_heads
 from fulmen.nn.norms import RMSNorm
 from fulmen.nn.short_conv import ShortConv
@@ -65,13 +66,13 @@ class Mamba2(Mixer):
         self._convolved = inner, num_groups * state_size, num_groups * state_size
         channels = sum(self._convolved)
         self._projected = inner, channels, num_heads
-        self.in_proj = nn.Linear(hidden_size, sum(self._projected), bias=bias)
+        self.in_proj = Linear(hidden_size, sum(self._projected), bias=bias)
         self.conv1d = ShortConv(channels, conv_size, conv_bias)
         self.dt_bias = nn.Parameter(torch.empty(num_heads))
         self.A_log = nn.Parameter(torch.empty(num_heads))
         self.D = nn.Parameter(torch.empty(num_heads))
         self.norm = RMSNorm(inner, norm_eps, gate="silu", gate_first=True, groups=norm_groups)
-        self.out_proj = nn.Linear(inner, hidden_size, bias=bias)
+        self.out_proj = Linear(inner, hidden_size, bias=bias)
         self.reset_parameters()
 
     @torch.no_grad()

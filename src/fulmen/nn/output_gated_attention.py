@@ -8,6 +8,7 @@ from torch.nn.functional import silu
 
 import fulmen
 from fulmen.nn.call import check_tokens
+from fulmen.nn.linear import Linear
 from fulmen.nn.mixer import check_heads
 from fulmen.nn.norms import RMSNorm
 from fulmen.ops.chunks.sequences import packed_sequences
@@ -33,12 +34,12 @@ class OutputGatedAttention(nn.Module):
         check_heads(hidden_size=hidden_size, num_heads=num_heads)
         self.hidden_size, self.num_heads, self.head_dim = hidden_size, num_heads, hidden_size // num_heads
         self.save = save
-        self.q_proj = nn.Linear(hidden_size, hidden_size, bias=False)
-        self.k_proj = nn.Linear(hidden_size, hidden_size, bias=False)
-        self.v_proj = nn.Linear(hidden_size, hidden_size, bias=False)
-        self.g_proj = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.q_proj = Linear(hidden_size, hidden_size, bias=False)
+        self.k_proj = Linear(hidden_size, hidden_size, bias=False)
+        self.v_proj = Linear(hidden_size, hidden_size, bias=False)
+        self.g_proj = Linear(hidden_size, hidden_size, bias=False)
         self.norm = RMSNorm(self.head_dim, norm_eps)
-        self.o_proj = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.o_proj = Linear(hidden_size, hidden_size, bias=False)
 
     def forward(self, x: Tensor, *, cu_seqlens: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
         """

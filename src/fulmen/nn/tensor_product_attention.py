@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import fulmen
 from fulmen.nn.call import Call
+from fulmen.nn.linear import Linear
 from fulmen.nn.mixer import Mixer
 from fulmen.nn.rotary import rotate
 from fulmen.ops.chunks.sequences import packed_sequences
@@ -45,13 +46,13 @@ class TensorProductAttention(Mixer):
             raise ValueError(f"head_dim must be even for rotary positions; got {head_dim}")
         self.hidden_size, self.num_heads, self.head_dim = hidden_size, num_heads, head_dim
         self.q_rank, self.rank, self.rope_base = q_rank, rank, rope_base
-        self.W_A_q = nn.Linear(hidden_size, num_heads * q_rank, bias=False)
-        self.W_A_k = nn.Linear(hidden_size, num_heads * rank, bias=False)
-        self.W_A_v = nn.Linear(hidden_size, num_heads * rank, bias=False)
-        self.W_B_q = nn.Linear(hidden_size, q_rank * head_dim, bias=False)
-        self.W_B_k = nn.Linear(hidden_size, rank * head_dim, bias=False)
-        self.W_B_v = nn.Linear(hidden_size, rank * head_dim, bias=False)
-        self.o_proj = nn.Linear(num_heads * head_dim, hidden_size, bias=False)
+        self.W_A_q = Linear(hidden_size, num_heads * q_rank, bias=False)
+        self.W_A_k = Linear(hidden_size, num_heads * rank, bias=False)
+        self.W_A_v = Linear(hidden_size, num_heads * rank, bias=False)
+        self.W_B_q = Linear(hidden_size, q_rank * head_dim, bias=False)
+        self.W_B_k = Linear(hidden_size, rank * head_dim, bias=False)
+        self.W_B_v = Linear(hidden_size, rank * head_dim, bias=False)
+        self.o_proj = Linear(num_heads * head_dim, hidden_size, bias=False)
 
     def mix(self, x: Tensor, call: Call) -> Tensor:
         call.refuse_group("tensor-product attention")

@@ -292,6 +292,17 @@ LINEAR = Struct(
     bias=TENSOR,
     output=TENSOR,
 )
+MATMUL = Struct(
+    "matmul_call",
+    header=HEADER,
+    rows=INTEGER,
+    columns=INTEGER,
+    depth=INTEGER,
+    a=TENSOR,
+    b=TENSOR,
+    bias=TENSOR,
+    output=TENSOR,
+)
 ELEMENTWISE = Struct(
     "elementwise_call",
     header=HEADER,
@@ -316,4 +327,4 @@ _OF_ONE = ("IDENTITY", "SILU", "SIGMOID", "EXP", "SOFTPLUS", "LOG_SIGMOID")
 _FUNCTIONS = (*_OF_ONE, "ADD", "MULTIPLY", "DIVIDE", "LARGER", "SMALLER")
 _ENUMS = (_DTYPES, _DECAYS, _SCHEDULES, _SPLITS, _FUNCTIONS)
 CODES = {name: code for names in _ENUMS for code, name in enumerate(names)}
-CODES |= {"VERSION": 7, "OK": 0, "GROWS": -1, "BAD_SEQUENCES": 6, "NO_WORKSPACE": 10}
+CODES |= {"VERSION": 8, "OK": 0, "GROWS": -1, "BAD_SEQUENCES": 6, "NO_WORKSPACE": 10}

@@ -5,6 +5,7 @@ import runpy
 import subprocess
 import sys
 import warnings
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,11 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 from tiny_models import build, relative, tokens  # noqa: E402
 from transformers.integrations.hub_kernels import use_kernel_func_from_hub_with_fallback  # noqa: E402
 
-from fulmen.integrations.transformers import patch, stepping_aside  # noqa: E402
+import fulmen.nn.linear  # noqa: E402
+from fulmen.integrations.transformers import patch, patching, stepping_aside  # noqa: E402
 from fulmen.integrations.transformers.mamba2 import mamba2_selective_state_update  # noqa: E402
+from fulmen.runtime import core  # noqa: E402
+from fulmen.runtime.recording import recording  # noqa: E402
 
 IDS = tokens(2, 17)
 
@@ -162,9 +166,45 @@ def test_what_was_left_alone_is_said():
     handle = patch(build("Mamba"))
     assert "2 x MambaMixer: causal_conv1d_update, causal_conv1d_fn" in repr(handle)
     assert "2 x MambaMixer, left alone: mamba_inner_fn, mamba_selective_state_update" in repr(handle)
-    assert "nothing that Fulmen computes" in repr(patch(nn.Linear(2, 2)))
+    assert "nothing that Fulmen computes" in repr(patch(nn.LayerNorm(2)))
     with pytest.raises(TypeError, match="model must be"):
         patch("Mamba2")
+
+
+@pytest.fixture
+def slow_products(monkeypatch):
+    """A CPU without instructions for products of 16 bits."""
+    patching._our_forward.cache_clear()
+    for module in (patching, fulmen.nn.linear):
+        monkeypatch.setattr(module, "SLOW", frozenset({torch.bfloat16}))
+    yield
+    patching._our_forward.cache_clear()
+
+
+@pytest.mark.skipif(core.core is None, reason=core.why_unavailable)
+def test_linear_layers_of_16_bits(slow_products, mamba):
+    """Are products of the core where torch's are slow, in prefill and training, and torch's again when undone."""
+    with torch.enable_grad():
+        exact = mamba(IDS).logits
+    mamba.bfloat16()
+    expected = mamba(IDS).logits
+    handle = patch(mamba)
+    assert "5 x Linear: products of 16 bits" in repr(handle)
+    with recording() as recorded, torch.enable_grad():
+        found = mamba(IDS).logits
+        found.float().sum().backward()
+    names = Counter(call.name for call, _ in recorded.calls)
+    assert names["matmul_call"] == 5 * 3
+    assert (found - exact).norm() <= 1.1 * (expected - exact).norm()
+    assert all(p.grad.isfinite().all() for p in mamba.parameters())
+    handle.undo()
+    assert torch.equal(mamba(IDS).logits, expected)
+
+
+def test_linear_layers_stay_where_torch_is_fast(slow_products, monkeypatch, mamba):
+    monkeypatch.setattr(patching, "SLOW", frozenset())
+    assert "Linear" not in repr(patch(mamba))
+    assert all("forward" not in x.__dict__ for x in mamba.modules() if type(x) is nn.Linear)
 
 
 def test_a_forward_of_somebody_else_stays(mamba):

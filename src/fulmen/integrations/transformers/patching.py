@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from torch import nn
+from torch import Tensor, nn
 
 from fulmen.integrations.transformers import rebinding
 from fulmen.integrations.transformers.functions import (
@@ -21,13 +21,15 @@ from fulmen.integrations.transformers.functions import (
 from fulmen.integrations.transformers.handing_on import HANDING_ON, REFUSING, refusing
 from fulmen.integrations.transformers.last_sequence import goes_on
 from fulmen.integrations.transformers.stepping_aside import or_original
+from fulmen.nn.linear import SLOW, linear
 
 # The handle that undoes a module. A copy of a patched module computes as the original does, and has none.
 _owners: WeakKeyDictionary[nn.Module, Patch] = WeakKeyDictionary()
 
 
 def patch(model: nn.Module) -> Patch:
-    """Has the mixers of a transformers model compute with Fulmen's operators.
+    """Has the mixers of a transformers model compute with Fulmen's operators; and its linear layers in 16 bits, where
+    torch is slow at these.
 
     Only this model changes; its weights, its caches and what it computes do not. Where Fulmen does not take an
     argument, transformers' own function serves and a warning says so once. Printing the result says what was patched,
@@ -60,7 +62,7 @@ class Patch:
     def _take(self, module: nn.Module) -> None:
         cls: Any = type(module)
         name = cls.__name__
-        if not cls.__module__.startswith("transformers.models."):
+        if cls is not nn.Linear and not cls.__module__.startswith("transformers.models."):
             return
         what = rebinding.found(module)
         if what is not None and module in _owners:
@@ -97,10 +99,16 @@ class Patch:
         return "\n  ".join([f"<Fulmen in {self._model}{state}>", *(lines or ["nothing that Fulmen computes"])])
 
 
+def _linear(self: nn.Linear, input: Tensor) -> Tensor:  # noqa: A002  # torch's own name for it
+    return linear(input, self.weight, self.bias)
+
+
 @functools.cache
 def _our_forward(cls: Any) -> tuple[Callable[..., Any] | None, tuple[str, ...], tuple[str, ...]]:
     """For modules of a class: a forward of ours or None, what it brings, and what is left alone and why."""
     theirs: Any = cls.forward
+    if cls is nn.Linear:
+        return (_linear, ("products of 16 bits",), ()) if SLOW else (None, (), ())
     if cls.__name__ in HANDING_ON:
         return HANDING_ON[cls.__name__](theirs), ("packed sequences",), ()
     if cls.__name__ in REFUSING:

@@ -1,0 +1,86 @@
+"""a bᵀ + bias on the CPU core (csrc/matmul.cpp): which factors it takes, and the op ``fulmen::matmul``, which describes
+them to it. Its gradients are such products too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fulmen.runtime import core as c
+from fulmen.runtime.core_structs import MATMUL, TENSOR, Words
+from fulmen.runtime.library import define, define_gradient
+
+
+def takes(a: Tensor, b: Tensor, bias: Tensor | None) -> bool:
+    """a ``[..., depth]``, b ``[columns, depth]``, bias ``[columns]``."""
+    tensors = (a, b) if bias is None else (a, b, bias)
+    return (
+        c.core is not None
+        and a.dtype in c.DTYPES
+        and all(x.dtype == a.dtype and x.device.type == "cpu" and x.layout == torch.strided for x in tensors)
+        and a.ndim > 1
+        and b.ndim == 2
+        and a.shape[-1] == b.shape[1]
+        and (bias is None or bias.shape == b.shape[:1])
+    )
+
+
+def _result(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    return a.new_empty(a.shape[0], b.shape[0])
+
+
+def _run(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    output = _result(a, b, bias)
+    (a, of_a), (b, of_b) = _factor(a), _factor(b)
+    packed = MATMUL.pack(
+        header=c.header(MATMUL),
+        rows=a.shape[0],
+        columns=b.shape[0],
+        depth=a.shape[1],
+        a=of_a,
+        b=of_b,
+        bias=c.NO_TENSOR if bias is None else _words(bias, bias.stride(0), 0),
+        output=_words(output, output.stride(0), 0),
+    )
+    c.require().run(MATMUL, packed)
+    return output
+
+
+def _factor(x: Tensor) -> tuple[Tensor, Words]:
+    """With dense rows or columns: itself, or a copy where it has neither; and how it is described."""
+    row, along = (1 if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    if 1 not in (row, along):
+        x, row, along = x.contiguous(), x.shape[1], 1
+    return x, _words(x, row, along)
+
+
+def _words(x: Tensor, row: int, along: int) -> Words:
+    return TENSOR.words(data=x.data_ptr(), dtype=c.DTYPES[x.dtype], stride_batch=0, stride_token=row, stride_head=along)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    a, b, _ = inputs
+    ctx.save_for_backward(a, b)
+
+
+def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    a, b = ctx.saved_tensors
+    for_a, for_b, for_bias = ctx.needs_input_grad[:3]
+    return (
+        matmul(grad, b.t(), None) if for_a else None,
+        matmul(grad.t(), a.t(), None) if for_b else None,
+        grad.sum(0) if for_bias else None,
+    )
+
+
+define(
+    "matmul(Tensor a, Tensor b, Tensor? bias) -> Tensor",
+    _run,
+    _result,
+    shared={"b": 2, "bias": 1},
+)
+matmul = define_gradient("matmul", _gradient, _keep)
+"""a ``[rows, depth]``, b ``[columns, depth]``, bias ``[columns]``, all of one dtype: a bᵀ + bias, summed in float32 and
+rounded once."""
