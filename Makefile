@@ -57,7 +57,7 @@ TESTED_BUILDS := $(BUILDS) | sed -E 's/^(avx512|avx2)\b/& $(EMULATED)/'
 # By their numbers, those that test-isa runs.
 OTHERS := 2-
 EMULATED_CORE := build/emulated/libfulmen_core.so
-NATIVE_TESTS := -k native -m 'not one_build' tests/ops
+NATIVE_TESTS := -k native -m 'not one_build' tests/ops tests/nn
 
 $(EMULATED_CORE): $(CORE_SOURCES) | setup
 	@case "$$($(TESTED_BUILDS))" in *$(EMULATED)*) \

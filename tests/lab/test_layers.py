@@ -8,6 +8,7 @@ from fulmen.lab import layers
 from fulmen.lab.bench import measure
 from fulmen.lab.cli import main
 from fulmen.nn import RMSNorm
+from fulmen.runtime import core
 
 
 @pytest.fixture(autouse=True)
@@ -69,3 +70,16 @@ def test_figures_that_there_are_not(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["limits", "layer"])
     assert "no figures of layer; there are" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(core.core is None, reason=core.why_unavailable)
+def test_products_of_linear_layers(monkeypatch, capsys):
+    monkeypatch.setattr(layers, "PRODUCT", (24, 32, 40))
+    monkeypatch.setattr(layers, "interleaved", lambda calls, **_: measure.interleaved(calls, seconds=0.0))
+    monkeypatch.setattr(layers, "SLOW", {torch.bfloat16})
+    figures = layers.products()
+    assert [figure.what.split(", ")[2] for figure in figures] == ["forward", "gradient of x", "gradient of the weight"]
+    assert all("GFLOP/s, torch's float32" in figure.note for figure in figures)
+    monkeypatch.setattr(layers, "SLOW", set())
+    assert layers.products() == []
+    assert "torch has fast ones" in capsys.readouterr().out

@@ -17,7 +17,9 @@ import fulmen
 from fulmen.lab.bench.figures import Call, Figure
 from fulmen.lab.bench.measure import interleaved
 from fulmen.nn import GatedDeltaNet, GatedLinearAttention, LayerCache, RMSNorm
+from fulmen.nn.linear import SLOW
 from fulmen.nn.mixer import Mixer
+from fulmen.nn.native_matmul import matmul
 
 HIDDEN, LAYERS, LENGTH = 512, 4, 1024
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")
@@ -170,4 +172,42 @@ def decoding() -> list[Figure]:
     return figures
 
 
-LIMITS = (training, decoding)
+PRODUCT = (2048, 1024, 4384)  # tokens, inputs and outputs: the projection of a Mamba-2 of hidden size 1024
+
+
+def products() -> list[Figure]:
+    """Of a linear layer in bfloat16 and of its gradient, against torch's of the same numbers in float32."""
+    if torch.bfloat16 not in SLOW:
+        print("left out: products of linear layers, as torch has fast ones of bfloat16 on this CPU")
+        return []
+    tokens, inputs, outputs = PRODUCT
+    x, weight, grad = torch.randn(tokens, inputs), torch.randn(outputs, inputs), torch.randn(tokens, outputs)
+    # a bᵀ, and of how many rows torch's own is measured in bfloat16: of all, those of the gradient take minutes.
+    factors = {
+        "forward": (x, weight, tokens),
+        "gradient of x": (grad, weight.T, 4),
+        "gradient of the weight": (grad.T, x.T, 256),
+    }
+    figures = []
+    for what, (a, b, few) in factors.items():
+        ours, theirs, low = _product_rates(a, b, few)
+        title = f"bf16 linear layer, n{tokens} C{inputs} to {outputs}, {what}, rate over torch's float32"
+        note = f"{ours:.1f} GFLOP/s, torch's float32 {theirs:.1f}, its bfloat16 {low:.1f}"
+        figures.append(Figure(title, ours / theirs, 0.8, 1.0, "x", False, note))
+    return figures
+
+
+def _product_rates(a: Tensor, b: Tensor, few: int) -> tuple[float, float, float]:
+    """GFLOP/s: ours in bfloat16, torch's in float32, torch's in bfloat16 of a few rows."""
+    low_a, low_b = a.bfloat16(), b.bfloat16()
+    calls: dict[str, Call] = {
+        "ours": lambda: matmul(low_a, low_b, None),
+        "float32": lambda: a @ b.T,
+        "bfloat16": lambda: low_a[:few] @ low_b.T,
+    }
+    t = {name: time.median for name, time in interleaved(calls, seconds=3.0, repeats=7).items()}
+    row = 2e-9 * b.numel()
+    return row * len(a) / t["ours"], row * len(a) / t["float32"], row * few / t["bfloat16"]
+
+
+LIMITS = (training, decoding, products)
