@@ -19,8 +19,8 @@ from fulmen.runtime import core
 from fulmen.runtime.tensors import autocast
 from fulmen.runtime.torch_private import any_autocast
 
-# Of fewer rows a product is as fast as its weights come from memory, and torch reads them as they are.
-_FEWEST_ROWS = 16
+# Below, the way to a product takes longer than torch loses. One row is as fast as its weights come from memory.
+_FEWEST_ROWS, _FEWEST_TERMS = 2, 2**18
 # Instructions with which torch multiplies a dtype about as fast as float32, or faster.
 _INSTRUCTIONS = {
     torch.bfloat16: ("amx_bf16", "avx_ne_convert"),
@@ -48,8 +48,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def _is_worthwhile(x: Tensor, weight: Tensor) -> bool:
     """One that is differentiated always is: torch's gradient of x reads the weights against the grain."""
-    differentiated = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    return x.numel() >= (1 if differentiated else _FEWEST_ROWS) * x.shape[-1]
+    rows = x.numel() // max(x.shape[-1], 1)
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        return rows > 0
+    return rows >= _FEWEST_ROWS and rows * weight.numel() >= _FEWEST_TERMS
 
 
 def _is_slow(dtype: torch.dtype) -> bool:

@@ -1,5 +1,5 @@
-"""a bᵀ + bias on the CPU core (csrc/matmul.cpp): which factors it takes, and the op ``fulmen::matmul``, which describes
-them to it. Its gradients are such products too."""
+"""a bᵀ + bias on the CPU core (csrc/matmul.cpp, and csrc/linear.cpp for a few rows): which factors it takes, and the op
+``fulmen::matmul``, which describes them to it. Its gradients are such products too."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from fulmen.runtime import core as c
-from fulmen.runtime.core_structs import MATMUL, TENSOR, Words
+from fulmen.runtime.core_structs import LINEAR, MATMUL, TENSOR, Words
 from fulmen.runtime.library import define, define_gradient
+
+MOST_ROWS = 12  # that are multiplied without packing the weights
 
 
 def takes(a: Tensor, b: Tensor, bias: Tensor | None) -> bool:
@@ -32,6 +34,8 @@ def _result(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _run(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    if few_rows(a, b, bias):
+        return linear(a, b, bias)
     output = _result(a, b, bias)
     (a, of_a), (b, of_b) = _factor(a), _factor(b)
     packed = MATMUL.pack(
@@ -41,11 +45,37 @@ def _run(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
         depth=a.shape[1],
         a=of_a,
         b=of_b,
-        bias=c.NO_TENSOR if bias is None else _words(bias, bias.stride(0), 0),
+        bias=_bias(bias),
         output=_words(output, output.stride(0), 0),
     )
     c.require().run(MATMUL, packed)
     return output
+
+
+def few_rows(a: Tensor, b: Tensor, bias: Tensor | None) -> bool:
+    """Whether :func:`linear` takes these: a few rows, and one pass over weights whose rows are dense."""
+    return 0 < a.shape[0] <= MOST_ROWS and a.stride(1) == b.stride(1) == 1 and b.numel() > 0
+
+
+def linear(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    """The same for a few rows (csrc/linear.cpp), each with the bits that it has alone."""
+    output = _result(a, b, bias)
+    packed = LINEAR.pack(
+        header=c.header(LINEAR),
+        rows=a.shape[0],
+        inputs=a.shape[1],
+        outputs=b.shape[0],
+        x=_words(a, a.stride(0), 0),
+        weight=_words(b, b.stride(0), 0),
+        bias=_bias(bias),
+        output=_words(output, output.stride(0), 0),
+    )
+    c.require().run(LINEAR, packed)
+    return output
+
+
+def _bias(bias: Tensor | None) -> Words:
+    return c.NO_TENSOR if bias is None else _words(bias, bias.stride(0), 0)
 
 
 def _factor(x: Tensor) -> tuple[Tensor, Words]:

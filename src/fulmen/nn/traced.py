@@ -10,14 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fulmen.nn import native_matmul
 from fulmen.runtime import core as c
-from fulmen.runtime.core_structs import CODES, ELEMENTWISE, LINEAR, TENSOR, Words
+from fulmen.runtime.core_structs import CODES, ELEMENTWISE, TENSOR, Words
 from fulmen.runtime.program import Program, Trace
 from fulmen.runtime.recording import recording
 from fulmen.runtime.tensors import at_least_float32
 from fulmen.runtime.torch_private import decomposed, eager_dispatch_mode, leaves_of
 
-MOST_ROWS = 8  # of a product: for more, torch's are faster
+MOST_ROWS = 8  # of a step: for more, torch's products of float32 are faster
 _AXES = 3
 
 aten = torch.ops.aten
@@ -82,28 +83,9 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | 
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
-    if x.ndim != 2 or weight.ndim != 2 or x.shape[1] != weight.shape[1] or not 0 < len(x) <= MOST_ROWS:
+    if x.ndim != 2 or not native_matmul.takes(x, weight, bias) or not native_matmul.few_rows(x, weight, bias):
         return None
-    if x.dtype not in c.DTYPES or weight.dtype != x.dtype or not weight.numel():
-        return None
-    if x.stride(1) != 1 or weight.stride(1) != 1:
-        return None
-    if bias is not None and (bias.dtype != x.dtype or bias.shape != weight.shape[:1]):
-        return None
-    rows = len(x)
-    output = x.new_empty(rows, weight.shape[0])
-    packed = LINEAR.pack(
-        header=c.header(LINEAR),
-        rows=rows,
-        inputs=x.shape[1],
-        outputs=weight.shape[0],
-        x=_words(x, 0, x.stride(0), 0),
-        weight=_words(weight, 0, weight.stride(0), 0),
-        bias=c.NO_TENSOR if bias is None else _words(bias, 0, bias.stride(0), 0),
-        output=_words(output, 0, output.stride(0), 0),
-    )
-    c.require().run(LINEAR, packed)
-    return output
+    return native_matmul.linear(x, weight, bias)
 
 
 def _elementwise(
