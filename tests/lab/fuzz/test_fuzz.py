@@ -10,7 +10,7 @@ import torch
 
 import fulmen.lab.cli
 from fulmen.lab.fuzz import Problem, Setting, run, shrink, wrong
-from fulmen.lab.fuzz.draw import ALL, CASES, draw_problem, number, possible
+from fulmen.lab.fuzz.draw import ALL, CASES, INTERPRETED, draw_problem, number, possible
 from fulmen.lab.fuzz.operators import SUBJECTS
 from fulmen.lab.fuzz.problem import changed, snippet
 from fulmen.lab.fuzz.run import Plan, Record
@@ -41,6 +41,14 @@ def test_a_bounded_part(tmp_path, capsys):
     record, problems = tmp_path / "record.json", 6 if interpreted() else 40
     assert fuzz("--seconds", problems, "--seed", 22, "--resume", record) == 0, capsys.readouterr().out
     assert json.loads(record.read_text())["problems"] == problems
+
+
+def test_calls_of_the_delta_rule_are_drawn_to_be_hard():
+    """Also for Triton's interpreter, which has few channels otherwise."""
+    cases = [draw_problem(Random(i), ["delta_rule"], INTERPRETED).case for i in range(100)]
+    assert any(case.key_size >= 64 and case.value_size >= 64 and case.length > 16 for case in cases)
+    alike = [case for case in cases if case.keys == "parallel" and case.betas == "near two"]
+    assert sum(case.dtype == torch.bfloat16 for case in alike) > 8
 
 
 @pytest.fixture

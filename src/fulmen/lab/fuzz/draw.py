@@ -23,6 +23,7 @@ from fulmen.ops.tpa.validation import SPLITS
 VALUES = ("random", "random", "zero", "tiny", "strong", "mixed", "far", "forget")
 SCALES = (None, None, 1.0, 0.3, -0.5)
 SEEDS = 1000
+HARD = 0.3  # of the calls of the delta rule
 # Of heads. Powers of two: they change no rounding.
 MAGNITUDES = {torch.float16: (1.0, 2.0**-6, 8.0)}
 ALL_MAGNITUDES = (1.0, 2.0**-20, 1024.0)
@@ -124,6 +125,23 @@ def delta_fields(random: Random, most: Range) -> dict[str, Any]:
     }
 
 
+def delta_case(random: Random, most: Range) -> Any:
+    case = delta.Case(**delta_fields(random, most))
+    return hard(random, case) if random.random() < HARD else case
+
+
+def hard(random: Random, case: delta.Case) -> delta.Case:
+    """Tokens that take most of what others have written away again, so that what was rounded is much of what is left:
+    keys that are alike and β near 2. Few tokens and one head, so that there may be more channels."""
+    sizes = random.choice(((16, 33), (64, 96)))
+    return case._replace(
+        batch=1, heads=(1, 1, 1), length=random.randint(3, 35), packed=None,
+        key_size=random.randint(*sizes), value_size=random.randint(*sizes),
+        keys=random.choice(("parallel", "parallel", "repeated", "random")),
+        betas=random.choice(("near two", "near two", "near two", "random")), dtype=torch.bfloat16,
+    )  # fmt: skip
+
+
 def convolution_case(random: Random, most: Range) -> Any:
     length, width = tokens(random, most.tokens), random.choice((1, 2, 3, 4, 4, 4, 5, 8, 17))
     return Convolution(
@@ -166,7 +184,7 @@ CASES: dict[str, Callable[[Random, Range], Any]] = {
     "linear_attention": attention_case,
     "linear_attention_step": attention_token,
     "chunk_states": states_case,
-    "delta_rule": lambda random, most: delta.Case(**delta_fields(random, most)),
+    "delta_rule": delta_case,
     "delta_rule_step": lambda random, most: delta.Case(**one_token(delta_fields(random, most))),
     "causal_conv1d": convolution_case,
     "causal_conv1d_step": convolution_token,
