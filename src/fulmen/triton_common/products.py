@@ -6,6 +6,7 @@ a state or score beyond 65504 is no problem for float16 inputs. ``PRECISION`` sa
 
     "one term"       x rounded to bfloat16: for bfloat16 inputs, where it costs as much again as rounding the result
     "two terms"      x ≈ hi + mid to 2^-17: for results that are rounded to 16 bits
+    "two rounded terms"   to 2^-18, and as often too much as too little: for sums that take most of it away again
     "three terms"    x ≈ hi + mid + low to 2^-25: for states and gradients of decays, which are float32
     "tf32x3" (NVIDIA) and "ieee" (AMD): for float32 inputs, as tl.dot's input_precision
 """
@@ -17,6 +18,7 @@ import triton.language as tl
 
 ONE_TERM = tl.constexpr("one term")
 TWO_TERMS = tl.constexpr("two terms")
+TWO_ROUNDED_TERMS = tl.constexpr("two rounded terms")
 THREE_TERMS = tl.constexpr("three terms")
 
 
@@ -25,7 +27,7 @@ def product(a, b, PRECISION: tl.constexpr):
     """``a @ b`` in float32."""
     if PRECISION == ONE_TERM:
         result = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16))
-    elif PRECISION != TWO_TERMS and PRECISION != THREE_TERMS:
+    elif PRECISION != TWO_TERMS and PRECISION != TWO_ROUNDED_TERMS and PRECISION != THREE_TERMS:
         result = tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision=PRECISION)
     elif a.dtype == b.dtype and a.dtype != tl.float32:
         result = tl.dot(a, b)
@@ -37,8 +39,8 @@ def product(a, b, PRECISION: tl.constexpr):
 @triton.jit
 def product_of_terms(a, b, PRECISION: tl.constexpr):
     """The smallest terms are added first."""
-    a_high, a_middle, a_low = terms(a) if PRECISION == THREE_TERMS else two_terms(a)
-    b_high, b_middle, b_low = terms(b) if PRECISION == THREE_TERMS else two_terms(b)
+    a_high, a_middle, a_low = split(a, PRECISION)
+    b_high, b_middle, b_low = split(b, PRECISION)
     total = None
     if PRECISION == THREE_TERMS:
         if a.dtype == tl.float32:
@@ -63,6 +65,17 @@ def sum_where(mask, x):
     high, middle, low = terms(x)
     ones = mask.to(tl.bfloat16)
     return tl.dot(ones, high, tl.dot(ones, middle, tl.dot(ones, low)))
+
+
+@triton.jit
+def split(x, PRECISION: tl.constexpr):
+    if PRECISION == THREE_TERMS:
+        result = terms(x)
+    elif PRECISION == TWO_ROUNDED_TERMS:
+        result = two_rounded_terms(x)
+    else:
+        result = two_terms(x)
+    return result
 
 
 @triton.jit
@@ -91,6 +104,14 @@ def two_terms(x):
     if x.dtype == tl.float32:
         middle = (x - cut(x)).to(tl.bfloat16)  # rounded
     return high, middle, low
+
+
+@triton.jit
+def two_rounded_terms(x):
+    """Where the first is cut off, it leaves twice as much to the second, always of the sign of x, and the product of
+    two second terms, which is left out, is four times as large. Another conversion, where that matters."""
+    high = x.to(tl.bfloat16)
+    return high, (x.to(tl.float32) - high.to(tl.float32)).to(tl.bfloat16), None
 
 
 @triton.jit

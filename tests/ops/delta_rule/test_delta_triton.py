@@ -7,6 +7,7 @@ import torch
 
 import fulmen
 from cases import BACKENDS, Results, assert_close
+from fulmen.lab.fuzz import Problem, Setting, wrong
 from fulmen.lab.operators.delta_rule.cases import Case, exact, options, run, tensors, yardstick
 from fulmen.lab.tolerances import DECAY_GRADIENT_NORM, DELTA_RULE, TOLERANCE, relative_error
 from fulmen.ops.chunks.decay_form import tokens_of
@@ -70,6 +71,48 @@ def test_the_gradient_of_beta_is_no_difference():
     want = exact(case)["dbeta"]
     got = run(case, tensors(case), "triton")["dbeta"].double()
     assert (got - want).norm() <= 0.04 * want.norm()
+
+
+# Named after the results that were beyond their limits while factors of a chunk's tokens had one term, and by how much.
+HARD = Case(batch=1, heads=(1, 1, 1), betas="near two", dtype=torch.bfloat16)
+ALIKE = {
+    "output 1.6": Problem(
+        "delta_rule", HARD._replace(length=5, key_size=19, value_size=33, decays="none", keys="parallel", scale=1.0,
+        initial=False, seed=20562), without="output",
+    ),
+    "state 1.9, dq 1.5": Problem(
+        "delta_rule", HARD._replace(length=31, key_size=26, value_size=25, decays="none", initial=False, seed=16257),
+        equal="tokens",
+    ),
+    "dk 2.6": Problem(
+        "delta_rule", HARD._replace(length=33, key_size=66, value_size=81, decays="none", keys="parallel",
+        normalizes=False, scale=1.0, initial=False, seed=50696), without="output",
+    ),
+    "dv 1.7": Problem(
+        "delta_rule", HARD._replace(length=12, key_size=22, value_size=30, decays="none", keys="repeated", scale=-0.5,
+        seed=85534), without="state",
+    ),
+    "dbeta 1.7": Problem(
+        "delta_rule", HARD._replace(length=35, key_size=71, value_size=94, values="zero", seed=82489), equal="tokens",
+    ),
+    "state 1.5, a decay per channel": Problem(
+        "delta_rule", HARD._replace(length=10, key_size=32, value_size=25, decays="channel", values="far",
+        keys="repeated", seed=85504),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("problem", ALIKE.values(), ids=ALIKE)
+def test_tokens_that_are_alike(problem):
+    """What a chunk's tokens leave of each other would be mostly the rounding of X, M, U, Y and dU."""
+    assert wrong(problem, Setting("triton", gradients="inputs")) == []
+
+
+def test_the_decay_gradient_of_equal_tokens():
+    """It is what is left of sums a thousand times as large: with two terms of X, Y and dV, 1.9 times what it may be."""
+    case = HARD._replace(length=15, key_size=19, value_size=32, values="tiny", betas="random", normalizes=False)
+    case = case._replace(scale=1.0, initial=False, seed=9447)
+    assert wrong(Problem("delta_rule", case, equal="tokens"), Setting("triton")) == []
 
 
 @pytest.mark.parametrize(("key_size", "value_size", "decays"), [(19, 8, "channel"), (4, 35, "none")])

@@ -76,8 +76,8 @@ def states_between(p: DeltaRule, parts: list[slice], grads: Gradients) -> list[T
 
 def backward_segment(p: DeltaRule, grad: Tensor, grad_state: Tensor | None, grads: Gradients) -> None:
     run = Launcher(p, precision(p, grads))
-    x = run.prepare(needs_overlaps(grads))
-    states, errors = run.new_states(), run.new_rows(run.value_size)
+    x = run.prepare(backward=True, with_overlaps=needs_overlaps(grads))
+    states, errors = run.new_states(), run.new_rows(run.value_size, torch.float32)
     run.walk(x, None, states=states, errors=errors)
 
     grad_states, dv = run.new_states(), run.new_rows(run.value_size)
@@ -145,8 +145,9 @@ def token_bytes(run: Launcher, overlaps: bool) -> int:
     states = 2 * key_size * value_size // run.chunk  # S and G
     weighed = 2 * key_size if run.form.by_channel else 0
     pairs = (2 + overlaps) * run.chunk  # X, M and L
-    rows = pairs + key_size + weighed + 2 * value_size  # R; later(q) and earlier(k); Y and dV
-    return (states + rows) * run.kept.itemsize + (2 * key_size + FACTORS) * single  # dq and dk
+    rows = weighed + value_size  # later(q) and earlier(k); dV
+    in_single = pairs + 3 * key_size + value_size + FACTORS  # R, dq and dk; Y
+    return (states + rows) * run.kept.itemsize + in_single * single
 
 
 def select(p: DeltaRule, tokens: slice, entering: Tensor | None) -> DeltaRule:

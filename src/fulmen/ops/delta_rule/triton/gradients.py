@@ -14,6 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fulmen.ops.delta_rule.triton.factors import product_of_errors, product_of_tokens, rounded_product
 from fulmen.ops.delta_rule.triton.prepare import (
     ENTER,
     EPSILON,
@@ -43,7 +44,7 @@ from fulmen.triton_common.operands import (
     row_of,
     store_rows,
 )
-from fulmen.triton_common.products import ONE_TERM, TWO_TERMS, product, sum_where
+from fulmen.triton_common.products import sum_where
 
 
 def words(differentiate: Compiled) -> tuple[str, ...]:
@@ -59,8 +60,6 @@ def differentiate(
     C: tl.constexpr, K: tl.constexpr, W: tl.constexpr, LEVELS: tl.constexpr,
     DECAY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    # One product of the many, and the one whose rounding is most of the error of dq.
-    OF_PAIRS: tl.constexpr = TWO_TERMS if PRECISION == ONE_TERM else PRECISION
     partition = Partition(cu_seqlens, length, segments, segment_tokens)
     tiles = tl.cdiv(k.size, K)
     program = tl.program_id(0)
@@ -83,11 +82,11 @@ def differentiate(
             y_rows = load_rows(errors, batch, t, head, rows, valid, values)
             state = load_state(states, batch, head, chunk, values, keys, grad.size, k.size)
             grad_state = load_state(grad_states, batch, head, chunk, values, keys, grad.size, k.size)
-            from_state += product(grad_rows, state, PRECISION)
-            from_key += product(dv_rows, state, PRECISION)
-            from_grad += product(y_rows, grad_state, PRECISION)
-            by_q += product(grad_rows, tl.trans(y_rows), PRECISION)
-            by_k += product(dv_rows, tl.trans(y_rows), PRECISION)
+            from_state += rounded_product(grad_rows, state, PRECISION)
+            from_key += rounded_product(dv_rows, state, PRECISION)
+            from_grad += rounded_product(y_rows, grad_state, PRECISION)
+            by_q += product_of_errors(grad_rows, tl.trans(y_rows), PRECISION)
+            by_k += product_of_errors(dv_rows, tl.trans(y_rows), PRECISION)
             if ddecay is not None:
                 across += tl.sum(state * grad_state, 0)
 
@@ -131,9 +130,9 @@ def differentiate(
                 met = pair_mask(rows, level, False)
                 met_q, met_k = tl.where(met, by_q, 0.0), tl.where(met, by_k, 0.0)
                 weighed = k_rows * weights
-                to_queries = weights * product(met_q, weighed, PRECISION)
-                to_keys = product(met_k + tl.trans(met_k), weighed, PRECISION)
-                to_keys = weights * (to_keys + product(tl.trans(met_q), q_rows * weights, PRECISION))
+                to_queries = weights * product_of_tokens(met_q, weighed, PRECISION)
+                to_keys = rounded_product(met_k + tl.trans(met_k), weighed, PRECISION)
+                to_keys = weights * (to_keys + rounded_product(tl.trans(met_q), q_rows * weights, PRECISION))
                 of_queries += to_queries
                 of_keys += to_keys
                 if ddecay is not None:
@@ -146,9 +145,9 @@ def differentiate(
                 weights = pair_weights(logs, rows, DECAY == "token", False)
                 by_q *= weights
                 by_k *= weights
-            of_queries = q_in + product(by_q, k_rows, OF_PAIRS)
-            of_keys = k_in + k_sent + product(by_k + tl.trans(by_k), k_rows, PRECISION)
-            of_keys += product(tl.trans(by_q), q_rows, PRECISION)
+            of_queries = q_in + product_of_tokens(by_q, k_rows, PRECISION)
+            of_keys = k_in + k_sent + rounded_product(by_k + tl.trans(by_k), k_rows, PRECISION)
+            of_keys += rounded_product(tl.trans(by_q), q_rows, PRECISION)
             if ddecay is not None:
                 entered = tl.sum(q_rows * q_in + k_rows * k_in, 1)
                 left = tl.sum(k_rows * k_sent, 1)

@@ -85,7 +85,7 @@ class Launcher:
         return triton.cdiv(self.key_size, self.gradient_tile.width)
 
     def new_rows(self, size: int, dtype: torch.dtype | None = None) -> Tensor:
-        """``[B, N, H, size]``, in the dtype of factors of products if none is given."""
+        """``[B, N, H, size]``, in the dtype of factors of products with a state if none is given."""
         return self.p.v.new_empty(*self.p.beta.shape, size, dtype=dtype or self.kept)
 
     def new_states(self) -> Tensor:
@@ -93,7 +93,7 @@ class Launcher:
         shape = self.batch, self.heads, self.chunks, self.value_size, self.key_size
         return self.p.v.new_empty(shape, dtype=self.kept).mT
 
-    def prepare(self, with_overlaps: bool = False) -> Prepared:
+    def prepare(self, backward: bool = False, with_overlaps: bool = False) -> Prepared:
         p, channel = self.p, self.form.by_channel
         q_in, k_out = (self.new_rows(self.key_size) if channel else None for _ in range(2))
         totals = None
@@ -101,12 +101,12 @@ class Launcher:
             shape = self.batch, self.chunks, self.heads, self.key_size if channel else 1
             totals = p.v.new_empty(shape, dtype=torch.float32)
         found = Prepared(
-            inverse=self.new_rows(self.chunk),
-            scores=self.new_rows(self.chunk),
-            overlaps=self.new_rows(self.chunk) if with_overlaps else None,
+            inverse=self.new_rows(self.chunk, torch.float32),
+            scores=self.new_rows(self.chunk, torch.float32),
+            overlaps=self.new_rows(self.chunk, torch.float32) if with_overlaps else None,
             factors=self.new_rows(FACTORS, torch.float32),
             totals=totals,
-            reads=self.new_rows(self.key_size),
+            reads=self.new_rows(self.key_size, torch.float32 if backward else None),
             q_in=p.q if q_in is None else q_in,
             k_out=p.k if k_out is None else k_out,
         )

@@ -16,6 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fulmen.ops.delta_rule.triton.factors import product_of_tokens, rounded_product
 from fulmen.triton_common.decays import (
     boundary_mask,
     channel_logs,
@@ -36,7 +37,7 @@ from fulmen.triton_common.operands import (
     row_of,
     store_rows,
 )
-from fulmen.triton_common.products import product
+from fulmen.triton_common.products import ONE_TERM, product
 
 # Beside the sum of squares that normalisation divides by; as problem.EPSILON.
 EPSILON = tl.constexpr(1e-6)
@@ -100,11 +101,13 @@ def prepare(
                     weights = channel_weights(logs, boundary_mask(rows, level))
                     met = pair_mask(rows, level, False)
                     earlier = tl.trans(k_rows * weights)
-                    of_pairs += tl.where(met, product(q_rows * weights, earlier, PRECISION), 0.0)
-                    between += tl.where(met, product(k_rows * weights, earlier, PRECISION), 0.0)
+                    if PRECISION == ONE_TERM:  # of the two keys of a pair one has two
+                        earlier = earlier.to(tl.bfloat16)
+                    of_pairs += tl.where(met, rounded_product(q_rows * weights, earlier, PRECISION), 0.0)
+                    between += tl.where(met, product_of_tokens(k_rows * weights, earlier, PRECISION), 0.0)
             else:
-                of_pairs += product(q_rows, tl.trans(k_rows), PRECISION)
-                between += product(k_rows, tl.trans(k_rows), PRECISION)
+                of_pairs += rounded_product(q_rows, tl.trans(k_rows), PRECISION)
+                between += rounded_product(k_rows, tl.trans(k_rows), PRECISION)
         if NORMALIZE:
             of_q, of_k = tl.rsqrt(of_q + EPSILON) * scale, tl.rsqrt(of_k + EPSILON)
         else:

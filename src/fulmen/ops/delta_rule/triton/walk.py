@@ -20,6 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fulmen.ops.delta_rule.triton.factors import product_of_errors, product_of_tokens, rounded_product
 from fulmen.ops.delta_rule.triton.prepare import ENTER, LEAVE, OF_K, OF_Q, decay_words, nonzero
 from fulmen.triton_common.naming import Compiled, named
 from fulmen.triton_common.operands import (
@@ -34,7 +35,7 @@ from fulmen.triton_common.operands import (
     store_rows,
     store_state,
 )
-from fulmen.triton_common.products import ONE_TERM, product
+from fulmen.triton_common.products import ONE_TERM
 
 
 def words(walk: Compiled) -> tuple[str, ...]:
@@ -72,21 +73,23 @@ def walk(
         betas = load_column(beta, batch, t, head, rows, valid, 0)
         chunk = chunk_index(partition, sequence, start, t, C)
 
-        error = product(tl.trans(v_rows), tl.trans(x), PRECISION) - product(state, tl.trans(read_rows), PRECISION)
+        error = product_of_errors(tl.trans(v_rows), tl.trans(x), PRECISION)
+        error -= rounded_product(state, tl.trans(read_rows), PRECISION)
         written = error * betas[None, :]
         if output is not None:
             q_rows = load_rows(q, batch, t, head, rows, valid, keys)
             of_q = load_column(factors, batch, t, head, rows, valid, OF_Q)
             enter = load_column(factors, batch, t, head, rows, valid, ENTER)
             m = load_rows(scores, batch, t, head, rows, valid, rows)
-            read = product(state, tl.trans(q_rows), PRECISION) * (of_q * enter)[None, :]
-            read += product(written, tl.trans(m), PRECISION)
+            read = rounded_product(state, tl.trans(q_rows), PRECISION) * (of_q * enter)[None, :]
+            read += product_of_tokens(written, tl.trans(m), PRECISION)
             store_rows(output, batch, t, head, rows, valid, values, tl.trans(read))
         if states is not None:
             store_state(states, batch, head, chunk, values, keys, v.size, k.size, state)
             store_rows(errors, batch, t, head, rows, valid, values, tl.trans(error))
         state = decayed(state, totals, batch, chunk, head, keys, DECAY)
-        state += apart(product(written * (of_k * leave)[None, :], k_rows, PRECISION), valid, DECAY, PRECISION)
+        added = product_of_tokens(written * (of_k * leave)[None, :], k_rows, PRECISION)
+        state += apart(added, valid, DECAY, PRECISION)
     if leaving is not None:
         store_state(leaving, sequence, head, sequence * 0, values, keys, v.size, k.size, state)
 
@@ -130,9 +133,9 @@ def walk_backward(
         betas = load_column(beta, batch, t, head, rows, valid, 0)
         chunk = chunk_index(partition, sequence, start, t, C)
 
-        du = product(state, tl.trans(k_rows), PRECISION) * (of_k * leave)[None, :]
-        du += product(grad_rows, m, PRECISION)
-        left = product(du * nonzero(betas)[None, :], x, PRECISION) / nonzero(betas)[None, :]
+        du = rounded_product(state, tl.trans(k_rows), PRECISION) * (of_k * leave)[None, :]
+        du += product_of_tokens(grad_rows, m, PRECISION)
+        left = product_of_errors(du * nonzero(betas)[None, :], x, PRECISION) / nonzero(betas)[None, :]
         store_state(grad_states, batch, head, chunk, values, keys, grad.size, k.size, state)
         store_rows(dv, batch, t, head, rows, valid, values, tl.trans(left * betas[None, :]))
         if dbeta is not None:
@@ -140,8 +143,8 @@ def walk_backward(
             part = tl.sum(y * left, 0)
             tl.store(row_of(dbeta, batch, t, head) + rows * dbeta.token + tile, part, mask=rows < valid)
         state = decayed(state, totals, batch, chunk, head, keys, DECAY)
-        added = product(grad_rows * (of_q * enter)[None, :], q_rows, PRECISION)
-        added -= product(du * betas[None, :], read_rows, PRECISION)
+        added = rounded_product(grad_rows * (of_q * enter)[None, :], q_rows, PRECISION)
+        added -= product_of_tokens(du * betas[None, :], read_rows, PRECISION)
         state += apart(added, valid, DECAY, PRECISION)
     if leaving is not None:
         store_state(leaving, sequence, head, sequence * 0, values, keys, grad.size, k.size, state)
