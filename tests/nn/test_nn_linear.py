@@ -168,6 +168,23 @@ def test_what_stays_with_torch(ours):
             half(random(40, 301, dtype=torch.bfloat16))
 
 
+def test_weights_of_another_kind_stay_with_torch(ours):
+    """A subclass may be quantised or sharded, and sees torch's own function."""
+    seen = []
+
+    class Other(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    layer, x = Linear(300, 500).bfloat16(), random(40, 300, dtype=torch.bfloat16)
+    layer.weight = torch.nn.Parameter(layer.weight.detach().as_subclass(Other))
+    _, made = calls(layer, x)
+    assert made == []
+    assert torch.nn.functional.linear in seen
+
+
 def test_autocast(ours):
     torch.manual_seed(0)
     layer, x = Linear(20, 30), random(40, 20).requires_grad_()

@@ -11,16 +11,19 @@ from torch import Tensor
 from fulmen.runtime import core as c
 from fulmen.runtime.core_structs import LINEAR, MATMUL, TENSOR, Words
 from fulmen.runtime.library import define, define_gradient
+from fulmen.runtime.torch_private import PLAIN_TYPES
 
 MOST_ROWS = 12  # that are multiplied without packing the weights
 
 
 def takes(a: Tensor, b: Tensor, bias: Tensor | None) -> bool:
-    """a ``[..., depth]``, b ``[columns, depth]``, bias ``[columns]``."""
+    """a ``[..., depth]``, b ``[columns, depth]``, bias ``[columns]``. No subclasses of tensors: weights may be
+    quantised or sharded, whatever dtype they say."""
     tensors = (a, b) if bias is None else (a, b, bias)
     return (
         c.core is not None
         and a.dtype in c.DTYPES
+        and all(type(x) in PLAIN_TYPES for x in tensors)
         and all(x.dtype == a.dtype and x.device.type == "cpu" and x.layout == torch.strided for x in tensors)
         and a.ndim > 1
         and b.ndim == 2

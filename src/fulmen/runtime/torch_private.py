@@ -34,7 +34,7 @@ def at_the_end_of_backward(callback: Callable[[], Any]) -> None:
 
 # ---- calls without the dispatcher ------------------------------------------------------------------------------------
 
-_PLAIN_TYPES = (Tensor, torch.nn.Parameter)  # no subclass, which may want to see the call
+PLAIN_TYPES = (Tensor, torch.nn.Parameter)  # no subclass, which may want to see the call
 
 
 def only_the_kernel_runs(args: tuple[Any, ...]) -> bool:
@@ -57,7 +57,7 @@ def thread_is_plain() -> bool:
 
 def is_plain(x: Tensor) -> bool:
     """An ordinary tensor on the CPU, which has no part in a gradient; for a thread that is plain."""
-    if type(x) not in _PLAIN_TYPES or (x.requires_grad and torch.is_grad_enabled()):
+    if type(x) not in PLAIN_TYPES or (x.requires_grad and torch.is_grad_enabled()):
         return False
     return not torch._C._dispatch_keys(x).raw_repr() & _OTHER_KEYS
 
@@ -65,7 +65,7 @@ def is_plain(x: Tensor) -> bool:
 def are_plain(tensors: list[Tensor]) -> bool:
     """The same of several, where no gradients are recorded."""
     keys_of = torch._C._dispatch_keys
-    return all(type(x) in _PLAIN_TYPES and not keys_of(x).raw_repr() & _OTHER_KEYS for x in tensors)
+    return all(type(x) in PLAIN_TYPES and not keys_of(x).raw_repr() & _OTHER_KEYS for x in tensors)
 
 
 def _other_keys() -> int | None:
