@@ -1,8 +1,8 @@
 """Linear layers whose products of 16 bits are as fast as those of float32.
 
-On a CPU without instructions for them torch multiplies bfloat16 and float16 at a fifth of its float32 rate, and in a
-backward at a hundredth of it. There the CPU core converts the factors as it reads them and multiplies in float32, to
-the same result: a sum in float32, rounded once. All else is torch's.
+On a CPU without instructions for them torch multiplies bfloat16 and float16 at a quarter of its float32 rate, and in a
+backward at less than a hundredth of it. There the CPU core converts the factors as it reads them and multiplies in
+float32, to the same result: a sum in float32, rounded once. All else is torch's.
 """
 
 from __future__ import annotations
