@@ -28,14 +28,57 @@ OURS: Mapping[str, Callable[..., Any]] = {
     )
 }
 
-# Whole forwards, by the name of their class: a recurrence that no function has, and norms of the Mamba-2 family.
+# Whole forwards, by the name of their class: a recurrence that no function has, and norms.
 OUR_FORWARDS: Mapping[str, Callable[..., Any]] = {
     "MiniMaxLightningAttention": minimax.lightning_attention,
-    "MambaRMSNormGated": norms.rms_norm_gated,
-    "BambaRMSNormGated": norms.rms_norm_gated,
-    "GraniteMoeHybridRMSNormGated": norms.rms_norm_gated,
-    "NemotronHRMSNormGated": norms.rms_norm_gated,
-    "Zamba2RMSNormGated": norms.rms_norm_gated,
+    **dict.fromkeys(
+        (
+            "BailingHybridRMSNorm",
+            "BambaRMSNorm",
+            "FalconH1RMSNorm",
+            "FalconMambaRMSNorm",
+            "Glm5NextTextRMSNorm",
+            "GraniteMoeHybridRMSNorm",
+            "InklingRMSNorm",
+            "JambaRMSNorm",
+            "KimiLinearRMSNorm",
+            "Lfm2MoeRMSNorm",
+            "Lfm2RMSNorm",
+            "Mamba2RMSNorm",
+            "MambaRMSNorm",
+            "MiniMaxRMSNorm",
+            "Zamba2RMSNorm",
+            "ZambaRMSNorm",
+        ),
+        norms.rms_norm,
+    ),
+    **dict.fromkeys(("NemotronHRMSNorm", "OlmoHybridRMSNorm"), norms.rms_norm_in_dtype),
+    **dict.fromkeys(
+        ("Qwen3NextRMSNorm", "Qwen3_5MoeRMSNorm", "Qwen3_5RMSNorm", "Qwen4ExpTextRMSNorm"), norms.rms_norm_from_one
+    ),
+    **dict.fromkeys(
+        (
+            "BambaRMSNormGated",
+            "GraniteMoeHybridRMSNormGated",
+            "MambaRMSNormGated",
+            "NemotronHRMSNormGated",
+            "Zamba2RMSNormGated",
+        ),
+        norms.rms_norm_gated,
+    ),
+    **dict.fromkeys(
+        (
+            "BailingHybridRMSNormGated",
+            "Glm5NextTextRMSNormGated",
+            "KimiLinearRMSNormGated",
+            "OlmoHybridRMSNormGated",
+            "Qwen3NextRMSNormGated",
+            "Qwen3_5MoeRMSNormGated",
+            "Qwen3_5RMSNormGated",
+            "Qwen4ExpTextRMSNormGated",
+        ),
+        norms.rms_norm_then_gate,
+    ),
 }
 
 _MAMBA1 = "Mamba-1's recurrence: Fulmen has no operator for it"
