@@ -24,8 +24,17 @@ SIZES = [(33, 50, 70), (17, 700, 300), (530, 40, 17), (1, 1, 1), (3, 2, 1), (0, 
 
 @pytest.fixture
 def ours(monkeypatch):
-    """Products of 16 bits are the core's, whatever this CPU has instructions for."""
+    """Products of 16 bits are the core's, whatever this CPU has instructions for, and those of few rows in float32."""
     monkeypatch.setattr(fulmen.nn.linear, "SLOW", frozenset({torch.bfloat16, torch.float16}))
+    monkeypatch.setattr(fulmen.nn.linear, "FEW_ROWS", frozenset({torch.float32}))
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
 
 def random(*shape, dtype=torch.float32, seed=0):
@@ -168,6 +177,50 @@ def test_what_stays_with_torch(ours):
             half(random(40, 301, dtype=torch.bfloat16))
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_native_few_rows_of_float32(ours, two_threads, bias):
+    """A decode step, of one sequence or a few tokens of some; each row has the bits that it has alone."""
+    torch.manual_seed(0)
+    layer = Linear(520, 515, bias=bias)
+    with torch.no_grad():
+        for shape in ((1,), (12,), (3, 1), (2, 3, 2), (1, 1, 1)):
+            x = random(*shape, 520)
+            found, made = calls(layer, x)
+            assert made == ["linear_call"]
+            assert found.shape == (*shape, 515)
+            assert_close(found.reshape(-1, 515), x.reshape(-1, 520), layer.weight, layer.bias)
+            assert torch.equal(found.reshape(-1, 515)[-1:], layer(x.reshape(-1, 520)[-1:]))
+            assert torch.equal(layer(x), found)  # a call like one before
+        apart = random(2, 4, 520)[:, 1:2]
+        assert torch.equal(layer(apart), layer(apart.contiguous()))
+
+
+def test_which_rows_of_float32_stay_with_torch(ours, two_threads):
+    layer, x = Linear(520, 515), random(2, 520)
+    assert calls(layer, x)[1] == []  # differentiated
+    with torch.no_grad():
+        assert calls(layer, random(13, 520))[1] == []
+        assert calls(layer, random(0, 520))[1] == []
+        assert calls(layer, random(520))[1] == []
+        assert calls(Linear(520, 500), x)[1] == []  # little work
+        assert calls(layer.double(), x.double())[1] == []
+        layer.float()
+        turned = Linear(520, 515)
+        turned.weight = torch.nn.Parameter(turned.weight.T.contiguous().T)
+        assert calls(turned, x)[1] == []
+        compiled = torch.compile(layer, fullgraph=True, backend="eager")
+        assert torch.equal(compiled(x), torch.nn.functional.linear(x, layer.weight, layer.bias))
+        with pytest.raises(RuntimeError, match="shapes"):
+            layer(random(2, 521))
+        with pytest.raises(RuntimeError):
+            layer(torch.tensor(1.0))
+        torch.set_num_threads(1)
+        assert calls(layer, x)[1] == []
+    frozen = Linear(520, 515).requires_grad_(False)
+    torch.set_num_threads(2)
+    assert calls(frozen, x)[1] == ["linear_call"]
+
+
 def test_weights_of_another_kind_stay_with_torch(ours):
     """A subclass may be quantised or sharded, and sees torch's own function."""
     seen = []
@@ -239,6 +292,15 @@ def test_dtypes_that_the_cpu_has_instructions_for_are_torchs(monkeypatch, dtype)
     assert slow(dtype) == (dtype == torch.float16)
     found["architecture"] = "arm64"
     assert not slow(dtype)
+
+
+def test_on_which_cpus_few_rows_are_ours(monkeypatch):
+    found = {"architecture": "x86_64", "cpu_name": "AMD EPYC 9654"}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
+    assert fulmen.nn.linear._reads_with_one_thread()
+    for other in ({"cpu_name": "Intel Xeon"}, {"cpu_name": None}, {"architecture": "arm64"}):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda other=other: found | other)
+        assert not fulmen.nn.linear._reads_with_one_thread()
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="of other CPUs torch's products stay")

@@ -6,18 +6,20 @@ from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
+from itertools import cycle
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.profiler import profile, record_function
 
 import fulmen
 from fulmen.lab.bench.figures import Call, Figure
 from fulmen.lab.bench.measure import interleaved
 from fulmen.nn import GatedDeltaNet, GatedLinearAttention, LayerCache, RMSNorm
-from fulmen.nn.linear import SLOW
+from fulmen.nn.linear import FEW_ROWS, SLOW
 from fulmen.nn.mixer import Mixer
 from fulmen.nn.native_matmul import matmul
 
@@ -109,8 +111,8 @@ def training() -> list[Figure]:
 @torch.no_grad()
 def decode_step(name: str) -> dict[str, Call]:
     """A decode step of one sequence, and by itself what its modules call, on what it had in one and in the same order:
-    the linear layers alone, with the operators, and with the norms too. "modules" is the step where something watches
-    the layers, so that they call their modules (:mod:`fulmen.nn.step`)."""
+    the linear layers alone, as torch computes them, with the operators, and with the norms too. "modules" is the step
+    where something watches the layers, so that they call their modules (:mod:`fulmen.nn.step`)."""
     made, token = model(name).eval(), torch.randn(1, 1, HIDDEN)
     caches, calls = [LayerCache() for _ in range(LAYERS)], list[tuple[str, Call]]()
 
@@ -121,8 +123,8 @@ def decode_step(name: str) -> dict[str, Call]:
 
         return record
 
-    def linear(module: nn.Module, args: tuple[Any, ...]) -> None:
-        calls.append(("linear", partial(module.forward, *args)))
+    def linear(module: nn.Linear, args: tuple[Any, ...]) -> None:
+        calls.append(("linear", partial(functional.linear, args[0], module.weight, module.bias)))
 
     def norm(module: nn.Module, args: tuple[Any, ...]) -> None:
         calls.append(("norm", partial(module, *args)))
@@ -210,4 +212,34 @@ def _product_rates(a: Tensor, b: Tensor, few: int) -> tuple[float, float, float]
     return row * len(a) / t["ours"], row * len(a) / t["float32"], row * few / t["bfloat16"]
 
 
-LIMITS = (training, decoding, products)
+UNCACHED = 2**28  # bytes of weights that no cache keeps from call to call
+
+
+@torch.no_grad()
+def few_rows() -> list[Figure]:
+    """Of a linear layer in float32, as in a decode step: against torch's, and against reading the weights once."""
+    if torch.float32 not in FEW_ROWS:
+        print("left out: few rows of linear layers, which are torch's on this CPU")
+        return []
+    _, inputs, outputs = PRODUCT
+    weights = [torch.randn(outputs, inputs) for _ in range(UNCACHED // (4 * inputs * outputs))]
+    following = cycle(weights)
+
+    def calls_of(x: Tensor) -> dict[str, Call]:
+        return {
+            "ours": lambda: matmul(x, next(following), None),
+            "torch": lambda: functional.linear(x, next(following)),
+            "sum": lambda: next(following).sum(),
+        }
+
+    figures = []
+    for rows in (1, 2, 4, 8):
+        calls = calls_of(torch.randn(rows, inputs))
+        t = {name: time.median for name, time in interleaved(calls, seconds=2.0, repeats=30).items()}
+        title = f"linear layer of {rows} rows, C{inputs} to {outputs}, torch's time over it"
+        note = f"{1e3 * t['ours']:.2f} ms, torch {1e3 * t['torch']:.2f}, the sum of its weights {1e3 * t['sum']:.2f}"
+        figures.append(Figure(title, t["torch"] / t["ours"], 1.0, 1.3, "x", False, note))
+    return figures
+
+
+LIMITS = (training, decoding, products, few_rows)

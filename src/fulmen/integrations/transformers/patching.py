@@ -21,15 +21,15 @@ from fulmen.integrations.transformers.functions import (
 from fulmen.integrations.transformers.handing_on import HANDING_ON, REFUSING, refusing
 from fulmen.integrations.transformers.last_sequence import goes_on
 from fulmen.integrations.transformers.stepping_aside import or_original
-from fulmen.nn.linear import SLOW, linear
+from fulmen.nn.linear import FEW_ROWS, SLOW, linear
 
 # The handle that undoes a module. A copy of a patched module computes as the original does, and has none.
 _owners: WeakKeyDictionary[nn.Module, Patch] = WeakKeyDictionary()
 
 
 def patch(model: nn.Module) -> Patch:
-    """Has the mixers of a transformers model compute with Fulmen's operators; and its linear layers in 16 bits, where
-    torch is slow at these.
+    """Has the mixers of a transformers model, and its norms, compute with Fulmen's operators; and its linear layers,
+    where torch is slow at these (:mod:`fulmen.nn.linear`).
 
     Only this model changes; its weights, its caches and what it computes do not. Where Fulmen does not take an
     argument, transformers' own function serves and a warning says so once. Printing the result says what was patched,
@@ -108,7 +108,9 @@ def _our_forward(cls: Any) -> tuple[Callable[..., Any] | None, tuple[str, ...], 
     """For modules of a class: a forward of ours or None, what it brings, and what is left alone and why."""
     theirs: Any = cls.forward
     if cls is nn.Linear:
-        return (_linear, ("products of 16 bits",), ()) if SLOW else (None, (), ())
+        of = {"products of 16 bits": SLOW, "products of few rows": FEW_ROWS}
+        brought = tuple(products for products, dtypes in of.items() if dtypes)
+        return (_linear, brought, ()) if brought else (None, (), ())
     if cls.__name__ in HANDING_ON:
         return HANDING_ON[cls.__name__](theirs), ("packed sequences",), ()
     if cls.__name__ in REFUSING:
