@@ -81,7 +81,8 @@ def _is_slow(dtype: torch.dtype) -> bool:
 
 
 def _reads_with_one_thread() -> bool:
-    """Whether torch does so with weights that few rows of float32 are multiplied by."""
+    """Whether torch does so with weights that few rows of float32 are multiplied by: MKL, on AMD's CPUs
+    (https://github.com/pytorch/pytorch/issues/96643)."""
     return str(_capabilities().get("cpu_name")).startswith("AMD")
 
 
