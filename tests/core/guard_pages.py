@@ -24,6 +24,7 @@ from fulmen.lab.operators.output_gate.checks import Case as Gate
 from fulmen.lab.operators.tpa.checks import Case as Decode
 from fulmen.lab.tolerances import deviations
 from fulmen.nn.native_matmul import matmul
+from fulmen.nn.norms import formula, rms_norm
 from fulmen.ops.chunks.validation import SCHEDULES
 from fulmen.ops.tpa.validation import SPLITS
 from fulmen.runtime import core
@@ -159,9 +160,9 @@ def calls():
 
 
 def products(builds):
-    """Those of linear layers, whose factors may lie either way."""
-    count = 0
-    for dtype, (rows, depth, columns), place, isa in product(DTYPES, (*SIZES, (300, 300, 300)), PLACES, builds):
+    """Those of linear layers, whose factors may lie either way, of few rows too."""
+    count, sizes = 0, (*SIZES, (5, 33, 21), (300, 300, 300))
+    for dtype, (rows, depth, columns), place, isa in product(DTYPES, sizes, PLACES, builds):
         print(isa, place, "matmul", rows, depth, columns, dtype, flush=True)
         usual = [torch.randn(shape).to(dtype) for shape in ((rows, depth), (columns, depth), (columns,))]
         memory = GuardedMemory(place)
@@ -174,9 +175,27 @@ def products(builds):
     return count
 
 
+def norms(builds):
+    """Those of layers, of which rows longer than what is kept of them in between."""
+    count, gates = 0, ((None, False), ("silu", False), ("sigmoid", True))
+    for dtype, size, place, isa, (gate, first) in product(DTYPES, (3, 33, 4116), PLACES[:4], builds, gates):
+        print(isa, place, "rms_norm", size, dtype, gate, first, flush=True)
+        usual = [torch.randn(shape).to(dtype) for shape in ((3, size), (3, size), (size,))]
+        memory = GuardedMemory(place)
+        with core.core.using(isa), memory.used(), torch.no_grad():
+            x, z, weight = (guarded(y, place) for y in usual)
+            found = rms_norm(x, None if gate is None else z, weight, 1e-6, gate, first)
+        assert memory.holds(found)
+        x, z, weight = (y.double() for y in usual)
+        expected = formula(x, None if gate is None else z, weight, 1e-6, gate, first)
+        torch.testing.assert_close(found.double(), expected, atol=0.05, rtol=0.01)
+        count += 1
+    return count
+
+
 def main(short):
     builds = core.core.builds[: 1 if short else None]
-    count, operators = products(builds), set()
+    count, operators = products(builds) + norms(builds), set()
     for problem, setting, place in islice(calls(), None, None, 8 if short else 1):
         operators.add(problem.operator)
         torch.set_num_threads(setting.threads)

@@ -56,7 +56,7 @@ def close(found, wanted, tolerance):
 
 
 @pytest.mark.parametrize(
-    "shape", [(33,), (1, 1, 48), (2, 3, 33), (2, 3, 4, 9), (700, 129), (2, 0, 33), (2, 3, 2, 2, 33)]
+    "shape", [(33,), (1, 1, 48), (2, 3, 33), (2, 3, 4, 9), (700, 129), (3, 4116), (2, 0, 33), (2, 3, 2, 2, 33)]
 )
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", FORMS)
