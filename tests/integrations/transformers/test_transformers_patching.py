@@ -201,10 +201,36 @@ def test_linear_layers_of_16_bits(slow_products, mamba):
     assert torch.equal(mamba(IDS).logits, expected)
 
 
-def test_linear_layers_stay_where_torch_is_fast(slow_products, monkeypatch, mamba):
-    monkeypatch.setattr(patching, "SLOW", frozenset())
-    assert "Linear" not in repr(patch(mamba))
-    assert all("forward" not in x.__dict__ for x in mamba.modules() if type(x) is nn.Linear)
+@pytest.mark.parametrize(
+    ("slow", "few", "said"),
+    [
+        ((), (), None),
+        ((torch.bfloat16,), (), "Linear: products of 16 bits\n"),
+        ((), (torch.float32,), "Linear: products of few rows\n"),
+        ((torch.bfloat16,), (torch.float32,), "Linear: products of 16 bits, products of few rows\n"),
+    ],
+)
+def test_linear_layers_stay_where_torch_is_fast(slow_products, monkeypatch, mamba, slow, few, said):
+    monkeypatch.setattr(patching, "SLOW", frozenset(slow))
+    monkeypatch.setattr(patching, "FEW_ROWS", frozenset(few))
+    found = repr(patch(mamba))
+    assert "Linear" not in found if said is None else said in found
+    assert all(("forward" in x.__dict__) == (said is not None) for x in mamba.modules() if type(x) is nn.Linear)
+
+
+@pytest.mark.skipif(core.core is None, reason=core.why_unavailable)
+def test_linear_layers_of_few_rows(slow_products, monkeypatch):
+    """Of a decode step in float32, where torch reads weights with one thread."""
+    for module in (patching, fulmen.nn.linear):
+        monkeypatch.setattr(module, "FEW_ROWS", frozenset({torch.float32}))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    layer, token, prompt = nn.Linear(520, 520), torch.randn(2, 1, 520), torch.randn(2, 40, 520)
+    with torch.no_grad(), patch(layer):
+        for x, expected in ((token, ["linear_call"]), (prompt, [])):
+            with recording() as recorded:
+                found = layer(x)
+            assert [call.name for call, _ in recorded.calls] == expected
+            torch.testing.assert_close(found, nn.functional.linear(x, layer.weight, layer.bias), atol=1e-5, rtol=1e-5)
 
 
 def test_a_forward_of_somebody_else_stays(mamba):
