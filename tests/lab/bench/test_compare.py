@@ -8,7 +8,7 @@ import pytest
 from example import ENVIRONMENT, example_results
 
 from fulmen.lab.bench import compare
-from fulmen.lab.bench.report.side_by_side import history, side_by_side
+from fulmen.lab.bench.report.side_by_side import history, labels, side_by_side
 from fulmen.lab.bench.results import Cell, Results, Table
 from fulmen.lab.bench.tables import NOISE
 from fulmen.lab.cli import main
@@ -160,6 +160,15 @@ def test_a_history_keeps_machines_apart():
     assert [name for name in table.columns if name.startswith("LASD_P ")] == names
     assert [[table.cell(n, name) is not None for n in (1, 2)] for name in names] == [[True, False], [False, True]]
     assert table.owners[names[0]].kind == "ours"
+
+
+def test_runs_whose_freed_memory_was_returned_are_told_apart():
+    runs = [run_of(float(value), f"2026-01-0{value}") for value in (1, 2)]
+    runs[1].options = runs[1].options | {"freed_memory": "returned"}
+    names = [f"LASD_P [Example CPU, 2 threads, freed memory {what}]" for what in ("kept", "returned")]
+    assert [name for name in history(runs).tables[0].columns if name.startswith("LASD_P ")] == names
+    told = {"a": "freed memory kept", "b": "freed memory returned"}
+    assert labels({"a": runs[0], "b": runs[1]}) == told
 
 
 def test_a_run_may_be_given_by_its_folder(tmp_path, capsys):

@@ -323,6 +323,14 @@ def test_freed_memory_is_given_back_where_it_is_short(toy, measure, monkeypatch)
     assert released == [True]
 
 
+@pytest.mark.parametrize("freed_memory", ["kept", "returned"])
+def test_freed_memory_is_kept_unless_a_run_returns_it(toy, measure, monkeypatch, freed_memory):
+    kept = []
+    monkeypatch.setattr(runner, "keep_freed_memory", lambda: kept.append(True))
+    measure(toy.column("small"), lengths=(64,), metrics=("speed",), freed_memory=freed_memory)
+    assert kept == [True] * (freed_memory == "kept")
+
+
 @torch._dynamo.config.patch(recompile_limit=2)
 def test_compiled_columns_are_compiled_in_every_cell(toy, measure):
     lengths = (8, 9, 10, 11)  # more than torch compiles a function for

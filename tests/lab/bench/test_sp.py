@@ -62,6 +62,6 @@ def test_a_call_of_another_section_is_not_kept():
     """Its tensors would stay on the ranks; and none is run in place of another."""
     crew, shard = sp._crew(), (torch.zeros(1, 4, 1, 2),) * 3 + (torch.zeros(1, 4, 1),)
     for section in ("one", "two"):
-        crew.run(1, sp._begin, (section, "1 rank"), sp._operator, [shard])
+        crew.run(1, sp._begin, (section, "1 rank"), sp._operator, [shard], False)
     assert crew.run(1, sp._go, ("two", "1 rank")) == [None]
     assert crew.run(1, sp._go, ("one", "1 rank"))[0].kind == "KeyError"

@@ -58,6 +58,13 @@ def _add_bench(commands: Any) -> None:
     )
     bench.add_argument("--threads", type=whole, metavar="N", help="CPU threads")
     bench.add_argument(
+        "--freed-memory",
+        choices=("kept", "returned"),
+        default="kept",
+        help="kept for the next call (default), or returned to the system as the C library sees fit, as in any Python "
+        "process: then calls that take much memory also pay for its pages",
+    )
+    bench.add_argument(
         "--out",
         type=output_folder,
         metavar="DIR",

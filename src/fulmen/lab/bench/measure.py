@@ -17,6 +17,7 @@ from fulmen.runtime.torch_private import memory_events
 
 Call = Callable[[], object]
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
+_kept = False
 
 
 class Timing(NamedTuple):
@@ -120,11 +121,19 @@ def _use_on_cpu(call: Call) -> Usage:
 def keep_freed_memory() -> None:
     """Tell the C library not to give freed memory back to the system, and so not to ask for it again in every call.
 
-    Otherwise columns that allocate are timed with the page faults of the moment, which differ from run to run.
+    Otherwise columns that allocate are timed with the page faults of the moment, which differ from run to run. Nothing
+    takes it back.
     """
+    global _kept
+    _kept = True
     if libc := _glibc():
         libc.mallopt(_M_MMAP_MAX, 0)
         libc.mallopt(_M_TRIM_THRESHOLD, -1)
+
+
+def keeps_freed_memory() -> bool:
+    """Whether :func:`keep_freed_memory` was called in this process."""
+    return _kept
 
 
 def release_freed_memory() -> None:

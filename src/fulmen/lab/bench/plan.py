@@ -47,6 +47,7 @@ class Options:
     sections: tuple[str, ...] | None = None
     budget: float | None = None
     threads: int | None = None
+    freed_memory: str = "kept"  # for the next call, or "returned" to the system
 
     def __post_init__(self) -> None:
         columns = [column.name for suite in self._suites() for column in suite.columns]

@@ -45,7 +45,8 @@ def run(
         saved = time.perf_counter()
 
     save()
-    keep_freed_memory()
+    if options.freed_memory == "kept":
+        keep_freed_memory()
     try:
         with Live(total, progress, budget.left) as live:
             dtype, on_cuda = DTYPES[options.dtype], options.device == "cuda"

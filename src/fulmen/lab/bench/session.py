@@ -47,6 +47,7 @@ def options_of(asked: argparse.Namespace) -> Options:
         sections=asked.sections,
         budget=asked.budget,
         threads=asked.threads,
+        freed_memory=asked.freed_memory,
     )
 
 

@@ -12,7 +12,7 @@ from fulmen.lab.bench.results import Results, Table, of_run, without_run
 
 RUN = "run"  # the axis of a history
 TICKS = "ticks"  # of that axis, in a table's config: a label for each run
-TELLING = ("fulmen", "cpu", "device", "dtype")  # what runs may differ in
+TELLING = ("fulmen", "cpu", "device", "dtype", "memory")  # what runs may differ in
 
 
 @dataclass
@@ -39,9 +39,11 @@ def side_by_side(runs: Mapping[str, Results]) -> Together:
 
 def history(runs: Iterable[Results]) -> Together:
     """Every length of each table of times, run after run: one point for each, 1 being the oldest. Where they were made
-    on several machines, each has columns of its own."""
+    on several machines, or with freed memory kept and returned, each has columns of its own."""
     ordered = sorted(distinct(runs), key=lambda run: run.started)
-    machines = [", ".join((_facts(run)["cpu"], _facts(run)["device"])) for run in ordered]
+    facts = [_facts(run) for run in ordered]
+    telling = ("cpu", "device", "memory") if len({fact["memory"] for fact in facts}) > 1 else ("cpu", "device")
+    machines = [", ".join(fact[key] for key in telling) for fact in facts]
     ticks = {i: f"{run.started[:10]} {run.environment['fulmen']}" for i, run in enumerate(ordered, start=1)}
     tables: dict[tuple[str, str], Table] = {}
     for i, (run, machine) in enumerate(zip(ordered, machines, strict=True), start=1):
@@ -65,7 +67,7 @@ def distinct(runs: Iterable[Results]) -> list[Results]:
 
 
 def labels(runs: Mapping[str, Results]) -> dict[str, str]:
-    """By the name of each run: what it differs in from the others (version, CPU, device, dtype), or its name."""
+    """By the name of each run: what it differs in from others (version, CPU, device, dtype, memory), or its name."""
     facts = {name: _facts(run) for name, run in runs.items()}
     telling = [key for key in TELLING if len({fact[key] for fact in facts.values()}) > 1]
     found = {name: ", ".join(fact[key] for key in telling) for name, fact in facts.items()}
@@ -105,4 +107,5 @@ def _facts(run: Results) -> dict[str, str]:
         "cpu": environment["cpu"]["model"],
         "device": ", ".join(environment["gpus"]) if on_cuda else f"{environment['cpu']['threads']} threads",
         "dtype": str(options.get("dtype", "")),
+        "memory": "" if on_cuda else f"freed memory {options.get('freed_memory', 'kept')}",
     }

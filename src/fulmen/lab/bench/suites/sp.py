@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 import fulmen
-from fulmen.lab.bench.measure import keep_freed_memory
+from fulmen.lab.bench.measure import keep_freed_memory, keeps_freed_memory
 from fulmen.lab.bench.prepared import Prepared
 from fulmen.lab.bench.suite import Column, Input, Preset, Sizes, Suite, Text, Work
 from fulmen.lab.crew import Crew, Raised
@@ -97,12 +97,14 @@ def _joined(results: Sequence[Tensor]) -> Tensor:
 
 
 def _begin(
-    group: dist.ProcessGroup, key: Key, compute: Compute, shards: list[tuple[Tensor, ...]]
+    group: dist.ProcessGroup, key: Key, compute: Compute, shards: list[tuple[Tensor, ...]], keeps: bool
 ) -> tuple[torch.Size, dict[str, int]]:
-    """Take this rank's shard, and say of what shape the result is and how many bytes each exchange brought here."""
+    """Take this rank's shard, and say of what shape the result is and how many bytes each exchange brought here.
+    ``keeps``: freed memory, as the process that measures does."""
     from fulmen import distributed
 
-    keep_freed_memory()
+    if keeps:
+        keep_freed_memory()
     if any(section != key[0] for section, _ in _calls):
         _calls.clear()  # a section is measured as a whole, and its tensors are large
     _calls[key] = partial(compute, group, *shards[dist.get_rank(group)])
@@ -137,7 +139,7 @@ def _prepare(key: Key, world: int, weak: bool, compute: Compute, *tensors: Tenso
     if type(tensors[0]) is not Tensor:  # a fake one: a rehearsal, of what is held here
         return lambda: torch.empty_like(tensors[0])
     given = [x.detach().clone().share_memory_() for x in tensors]
-    begun = _done(_crew().run(world, _begin, key, compute, _shards(world, weak, given)))
+    begun = _done(_crew().run(world, _begin, key, compute, _shards(world, weak, given), keeps_freed_memory()))
     for _, received in begun:
         _check_received(received, world, tensors)
     results = [torch.empty(shape, dtype=torch.float32).share_memory_() for shape, _ in begun]
