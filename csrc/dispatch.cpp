@@ -132,6 +132,10 @@ void expect_results(const fulmen_causal_conv1d_backward_call &call) {
 void expect_results(const fulmen_rms_norm_call &call) {
     prefer_huge_pages(call.output, call.batch, call.tokens, call.heads, call.size);
 }
+void expect_results(const fulmen_rms_norm_backward_call &call) {
+    prefer_huge_pages(call.dx, call.batch, call.tokens, call.heads, call.size);
+    prefer_huge_pages(call.dgate, call.batch, call.tokens, call.heads, call.size);
+}
 void expect_results(const fulmen_matmul_call &call) { prefer_huge_pages(call.output, 1, call.rows, 1, call.columns); }
 
 // They write little.

@@ -25,7 +25,7 @@
 extern "C" {
 #endif
 
-#define FULMEN_VERSION 8
+#define FULMEN_VERSION 9
 #define FULMEN_MAX_SIZE 512 /* D and E run from 1 to this */
 #define FULMEN_MAX_WIDTH 64 /* as does K, the width of a convolution, to this */
 #define FULMEN_EPSILON 1e-6f
@@ -363,6 +363,24 @@ typedef struct {
     float *rates;         /* optional, [B, N, H], dense: what each row was multiplied by */
 } fulmen_rms_norm_call;
 
+/* Its gradients, given that of the output. dweight is summed over rows in an order that does not depend on threads. */
+typedef struct {
+    fulmen_header header;
+    int64_t batch;
+    int64_t tokens;
+    int64_t heads;
+    int64_t size;
+    int64_t activation;
+    int64_t gate_first;
+    int64_t weight_heads; /* H, or 1 where all have the same weights */
+    fulmen_tensor x, gate, weight;
+    fulmen_tensor grad_output; /* x's dtype, as are the next two */
+    fulmen_tensor dx;
+    fulmen_tensor dgate; /* where there is a gate */
+    const float *rates;  /* [B, N, H], dense: what each row was multiplied by */
+    float *dweight;      /* optional, [weight_heads, size], dense */
+} fulmen_rms_norm_backward_call;
+
 /* The product of a decode step: y = weight x + bias for each of a few rows x, from one pass over the weights. Every
  * number of rows and of threads gives a row the same bits. Needs no workspace. */
 typedef struct {
@@ -421,6 +439,7 @@ typedef struct {
     CALL(causal_conv1d_backward) \
     CALL(causal_conv1d_step)     \
     CALL(rms_norm)               \
+    CALL(rms_norm_backward)      \
     CALL(linear)                 \
     CALL(matmul)                 \
     CALL(elementwise)

@@ -159,10 +159,11 @@ bool convolution_is_right(const Kernels &kernels, bool dense_tokens) {
     return true;
 }
 
-// The gated norm, with the gate after it and before.
+// The gated norm, with the gate after it and before, and its gradients.
 bool norm_is_right(const Kernels &kernels, int64_t dtype) {
-    Input x(N, D, 15, dtype), gate(N, D, 16, dtype), weight(1, D, 17, FULMEN_FLOAT32);
-    Input y = x;
+    Input x(N, D, 15, dtype), gate(N, D, 16, dtype), weight(1, D, 17, FULMEN_FLOAT32), dy(N, D, 21, dtype);
+    Input y = x, dx = x, dgate = x;
+    float rates[N], dweight[D];
     fulmen_rms_norm_call call = {};
     call.header = header_of(call);
     call.batch = call.heads = 1;
@@ -171,21 +172,45 @@ bool norm_is_right(const Kernels &kernels, int64_t dtype) {
     call.activation = FULMEN_SILU;
     call.epsilon = 1e-5;
     call.x = x.tensor(), call.gate = gate.tensor(), call.weight = weight.tensor(), call.output = y.tensor();
+    call.rates = rates;
+    fulmen_rms_norm_backward_call back = {};
+    back.header = header_of(back);
+    back.batch = back.heads = back.weight_heads = 1;
+    back.tokens = N, back.size = D, back.activation = call.activation;
+    back.x = call.x, back.gate = call.gate, back.weight = call.weight, back.grad_output = dy.tensor();
+    back.dx = dx.tensor(), back.dgate = dgate.tensor(), back.rates = rates, back.dweight = dweight;
     for (call.gate_first = 0; call.gate_first < 2; ++call.gate_first) {
-        if (kernels.rms_norm(call)) return false;
+        const bool first = back.gate_first = call.gate_first;
+        if (kernels.rms_norm(call) || kernels.rms_norm_backward(back)) return false;
+        double expected_dweight[D] = {};
         for (int64_t t = 0; t < N; ++t) {
-            double value[D], factor[D], mean = 0;
+            double value[D], factor[D], slope[D], dn[D], mean = 0, mean_dn = 0;
             for (int64_t c = 0; c < D; ++c) {
-                const double z = gate.values[(size_t)(t * D + c)];
-                factor[c] = z / (1 + exp(-z));
-                value[c] = x.values[(size_t)(t * D + c)] * (call.gate_first ? factor[c] : 1);
+                const double z = gate.values[(size_t)(t * D + c)], s = 1 / (1 + exp(-z));
+                factor[c] = z * s;
+                slope[c] = s * (1 + z * (1 - s));
+                value[c] = x.values[(size_t)(t * D + c)] * (first ? factor[c] : 1);
                 mean += value[c] * value[c] / D;
             }
+            const double rate = 1 / sqrt(mean + call.epsilon);
             for (int64_t c = 0; c < D; ++c) {
-                const double n = value[c] / sqrt(mean + call.epsilon) * weight.values[(size_t)c];
-                if (!close(y.at(t * D + c), call.gate_first ? n : n * factor[c], dtype)) return false;
+                const double n = value[c] * rate, grad = dy.values[(size_t)(t * D + c)] * (first ? 1 : factor[c]);
+                if (!close(y.at(t * D + c), n * weight.values[(size_t)c] * (first ? 1 : factor[c]), dtype))
+                    return false;
+                expected_dweight[c] += grad * n;
+                dn[c] = grad * weight.values[(size_t)c];
+                mean_dn += dn[c] * n / D;
+            }
+            for (int64_t c = 0; c < D; ++c) {
+                const double n = value[c] * rate, du = rate * (dn[c] - n * mean_dn);
+                const double own = first ? x.values[(size_t)(t * D + c)] * du
+                                         : dy.values[(size_t)(t * D + c)] * weight.values[(size_t)c] * n;
+                if (!close(dx.at(t * D + c), first ? du * factor[c] : du, dtype)) return false;
+                if (!close(dgate.at(t * D + c), own * slope[c], dtype)) return false;
             }
         }
+        for (int64_t c = 0; c < D; ++c)
+            if (!close(dweight[c], expected_dweight[c])) return false;
     }
     return true;
 }

@@ -50,6 +50,16 @@ int64_t invalid_problem(const fulmen_problem &p, bool has_query) {
     return FULMEN_OK;
 }
 
+// What a norm and its gradients have in common.
+template <class Call> bool is_empty(const Call &c) { return c.batch == 0 || c.tokens == 0 || c.heads == 0; }
+template <class Call> int64_t invalid_norm(const Call &c) {
+    if (c.batch < 0 || c.tokens < 0 || c.heads < 0 || c.size < 1) return FULMEN_BAD_SIZE;
+    if (!is_dtype(c.x.dtype) || (c.gate.data && c.gate.dtype != c.x.dtype) || !fits(c.weight, c.x.dtype))
+        return FULMEN_BAD_DTYPE;
+    const bool is_activation = c.activation == FULMEN_SILU || c.activation == FULMEN_SIGMOID;
+    return c.gate.data && !is_activation ? FULMEN_BAD_OPTION : FULMEN_OK;
+}
+
 // Of q, k, v, and of what they give.
 template <class Call> int64_t invalid_attention_forward(const fulmen_problem &p, const Call &call) {
     if (const int64_t status = invalid_problem(p, true)) return status;
@@ -238,13 +248,18 @@ int64_t invalid(const fulmen_causal_conv1d_step_call &call) {
 }
 
 int64_t invalid(const fulmen_rms_norm_call &c) {
-    if (c.batch < 0 || c.tokens < 0 || c.heads < 0 || c.size < 1) return FULMEN_BAD_SIZE;
-    if (!is_dtype(c.x.dtype) || (c.gate.data && c.gate.dtype != c.x.dtype) || !fits(c.weight, c.x.dtype) ||
-        c.output.dtype != c.x.dtype)
+    if (const int64_t status = invalid_norm(c)) return status;
+    if (c.output.dtype != c.x.dtype) return FULMEN_BAD_DTYPE;
+    return is_empty(c) || (c.x.data && c.weight.data && c.output.data) ? FULMEN_OK : FULMEN_MISSING_TENSOR;
+}
+
+int64_t invalid(const fulmen_rms_norm_backward_call &c) {
+    if (const int64_t status = invalid_norm(c)) return status;
+    if (c.grad_output.dtype != c.x.dtype || c.dx.dtype != c.x.dtype || (c.gate.data && c.dgate.dtype != c.x.dtype))
         return FULMEN_BAD_DTYPE;
-    if (c.gate.data && c.activation != FULMEN_SILU && c.activation != FULMEN_SIGMOID) return FULMEN_BAD_OPTION;
-    const bool empty = c.batch == 0 || c.tokens == 0 || c.heads == 0;
-    return empty || (c.x.data && c.weight.data && c.output.data) ? FULMEN_OK : FULMEN_MISSING_TENSOR;
+    if (c.weight_heads != 1 && c.weight_heads != c.heads) return FULMEN_BAD_HEADS;
+    const bool complete = c.x.data && c.weight.data && c.grad_output.data && c.rates && c.dx.data;
+    return is_empty(c) || (complete && (!c.gate.data || c.dgate.data)) ? FULMEN_OK : FULMEN_MISSING_TENSOR;
 }
 
 int64_t invalid(const fulmen_linear_call &c) {

@@ -182,13 +182,19 @@ def norms(builds):
         print(isa, place, "rms_norm", size, dtype, gate, first, flush=True)
         usual = [torch.randn(shape).to(dtype) for shape in ((3, size), (3, size), (size,))]
         memory = GuardedMemory(place)
-        with core.core.using(isa), memory.used(), torch.no_grad():
-            x, z, weight = (guarded(y, place) for y in usual)
-            found = rms_norm(x, None if gate is None else z, weight, 1e-6, gate, first)
-        assert memory.holds(found)
-        x, z, weight = (y.double() for y in usual)
-        expected = formula(x, None if gate is None else z, weight, 1e-6, gate, first)
-        torch.testing.assert_close(found.double(), expected, atol=0.05, rtol=0.01)
+        dy = torch.randn(3, size).to(dtype)
+
+        def results(compute, dy, x, z, weight, gate=gate, first=first):
+            leaves = [x, weight] if gate is None else [x, weight, z]
+            y = compute(x, None if gate is None else z, weight, 1e-6, gate, first)
+            return y.detach(), *torch.autograd.grad(y, leaves, dy)
+
+        with core.core.using(isa), memory.used():
+            found = results(rms_norm, guarded(dy, place), *(guarded(y, place).requires_grad_() for y in usual))
+        assert all(map(memory.holds, found[:2]))
+        expected = results(formula, dy.double(), *(y.double().requires_grad_() for y in usual))
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one.double(), other, atol=0.05, rtol=0.02)
         count += 1
     return count
 

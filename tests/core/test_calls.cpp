@@ -502,6 +502,36 @@ void check_rms_norm() {
     TAKES(x, (call.tokens = 0, call.x.data = call.output.data = nullptr));
 }
 
+void check_rms_norm_backward() {
+    auto x = VALID(rms_norm_backward);
+    fulmen_rms_norm_backward_call &c = x.call;
+    c.header = valid_header<fulmen_rms_norm_backward_call>();
+    c.batch = c.tokens = c.heads = 1;
+    c.size = 5;
+    c.activation = FULMEN_SIGMOID;
+    c.weight_heads = 1;
+    c.x = c.gate = c.grad_output = c.dx = c.dgate = kHalves;
+    c.weight = kFloats;
+    c.rates = c.dweight = memory;
+    check_header(x);
+    REFUSES(x, FULMEN_BAD_SIZE, call.size = 0);
+    REFUSES(x, FULMEN_BAD_OPTION, call.activation = FULMEN_IDENTITY);
+    for (auto tensor : {&fulmen_rms_norm_backward_call::gate, &fulmen_rms_norm_backward_call::grad_output,
+                        &fulmen_rms_norm_backward_call::dx, &fulmen_rms_norm_backward_call::dgate})
+        REFUSES(x, FULMEN_BAD_DTYPE, call.*tensor = kFloats);
+    for (auto tensor : {&fulmen_rms_norm_backward_call::x, &fulmen_rms_norm_backward_call::weight,
+                        &fulmen_rms_norm_backward_call::grad_output, &fulmen_rms_norm_backward_call::dx,
+                        &fulmen_rms_norm_backward_call::dgate})
+        REFUSES(x, FULMEN_MISSING_TENSOR, (call.*tensor).data = nullptr);
+    REFUSES(x, FULMEN_MISSING_TENSOR, call.rates = nullptr);
+    TAKES(x, (call.gate.data = call.dgate.data = nullptr, call.activation = FULMEN_IDENTITY));
+    REFUSES(x, FULMEN_BAD_HEADS, (call.heads = 4, call.weight_heads = 2));
+    TAKES(x, call.heads = call.weight_heads = 4);
+    TAKES(x, call.dweight = nullptr);
+    TAKES(x, call.weight = kHalves);
+    TAKES(x, (call.tokens = 0, call.x.data = call.dx.data = nullptr, call.rates = nullptr));
+}
+
 void check_linear() {
     auto x = VALID(linear);
     fulmen_linear_call &c = x.call;

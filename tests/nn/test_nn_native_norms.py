@@ -96,12 +96,47 @@ def test_the_core_takes_any_strides_in_one_call(form, dtype):
 
 
 @native
+@pytest.mark.parametrize("dtype", core.DTYPES)
+@pytest.mark.parametrize("form", FORMS)
+def test_gradients_of_any_strides_are_one_call_each(form, dtype):
+    """Rows of what is NaN beside them; and a gradient that is one number."""
+    norm = made(form, 33, dtype)
+    given = []
+    for x in inputs(form, 4, 5, 33, dtype=dtype):
+        wide = torch.full((5, 4, 70), torch.nan, dtype=dtype)
+        given.append(wide[..., 20:53].transpose(0, 1).copy_(x).requires_grad_())
+    leaves = [*given, norm.weight]
+    (apart,) = inputs("plain", 5, 4, 33, dtype=dtype, seed=2)
+    for dy in (apart.transpose(0, 1), torch.tensor(0.5, dtype=dtype).expand(4, 5, 33)):
+        found, made_calls = calls(lambda dy=dy: torch.autograd.grad(norm(*given), leaves, dy))
+        assert made_calls == ["rms_norm_call", "rms_norm_backward_call"]
+        wanted = torch.autograd.grad(expected(norm, *given), leaves, dy.double())
+        for grad, of, leaf in zip(found, wanted, leaves, strict=True):
+            assert grad.dtype == leaf.dtype
+            close(grad, of.double(), 10 * DTYPES[dtype])
+
+
+@native
+@pytest.mark.parametrize("form", FORMS)
+def test_frozen_weights_get_no_gradient(form):
+    norm, given = made(form, 33, torch.float32).requires_grad_(False), inputs(form, 4, 33)
+    leaves = [x.requires_grad_() for x in given]
+    found = torch.autograd.grad(norm(*given).sum(), leaves)
+    norm.requires_grad_()
+    assert all(map(torch.equal, found, torch.autograd.grad(norm(*given).sum(), leaves)))
+
+
+@native
 def test_a_weight_of_float32_and_inputs_of_16_bits():
     norm, given = made("silu", 40, torch.float32), inputs("silu", 2, 40, dtype=torch.bfloat16)
     with torch.no_grad():
         found, made_calls = calls(norm, *given)
     assert (found.dtype, made_calls) == (torch.bfloat16, ["rms_norm_call"])
-    close(found, expected(norm, *given).detach(), DTYPES[torch.bfloat16])
+    wanted = expected(norm, *given)
+    close(found, wanted.detach(), DTYPES[torch.bfloat16])
+    (dweight,), (of,) = (torch.autograd.grad(y.sum(), norm.weight) for y in (norm(*given), wanted))
+    assert dweight.dtype == torch.float32
+    close(dweight, of.double(), 1e-6)
 
 
 @native
@@ -113,9 +148,12 @@ def test_bits_do_not_depend_on_threads():
             for count in (1, 3):
                 torch.set_num_threads(count)
                 results.append(norm(*given))
+                with torch.enable_grad():
+                    leaves = [*(x.requires_grad_() for x in given), norm.weight]
+                    results += torch.autograd.grad(norm(*given).cos().sum(), leaves)
         finally:
             torch.set_num_threads(threads)
-    assert torch.equal(*results)
+    assert all(map(torch.equal, results[:4], results[4:]))
 
 
 @native
@@ -159,6 +197,10 @@ def test_the_op_is_seen_by_profilers_and_has_a_fake():
     arguments = (*given, norm.weight.detach(), norm.eps, norm.gate, norm.gate_first)
     for rates in (True, False):
         torch.library.opcheck(torch.ops.fulmen.rms_norm.default, (*arguments, rates))
+    rate, (dy,) = torch.rand(2, 1), inputs("plain", 2, 16, seed=2)
+    for of_weight in (True, False):
+        arguments = (dy, *given, norm.weight.detach(), rate, norm.gate, norm.gate_first, of_weight)
+        torch.library.opcheck(torch.ops.fulmen.rms_norm_backward.default, arguments)
 
 
 def test_a_gate_belongs_to_a_gated_norm():

@@ -4,8 +4,8 @@
     y = weight · n,               n of x ⊙ act(gate)                    the gate first
 
 torch's own rms_norm is a chain of elementwise functions on a CPU, each of which autograd keeps: here forward and
-backward are written out, and keep x, gate and one number for each row; the forward is one call of the CPU core where
-that takes it (:mod:`fulmen.nn.native_norm`). A compiler fuses the formula better than that. With groups x, gate and
+backward are written out, and keep x, gate and one number for each row; each is one call of the CPU core where that
+takes it (:mod:`fulmen.nn.native_norm`). A compiler fuses the formula better than that. With groups x, gate and
 weight come as ``[..., groups, size]``; what is a row is the last dimension all the same.
 """
 
@@ -80,8 +80,11 @@ def rms_norm(
     """The norm as a function; the result has x's dtype."""
     options = eps, activation, gate_first
     compiling, differentiated = torch.compiler.is_compiling(), torch.is_grad_enabled()
-    if not compiling and not differentiated and native_norm.takes(x, gate, weight):
-        return native_norm.rms_norm(x, gate, weight, *options, False)[0]
+    if not compiling and native_norm.takes(x, gate, weight):
+        if not differentiated:
+            return native_norm.rms_norm(x, gate, weight, *options, False)[0]
+        result: Tensor = _Norm.apply(x, gate, weight, *options)[0]
+        return result
     tensors = at_least_float32(x), None if gate is None else at_least_float32(gate), at_least_float32(weight)
     if compiling:
         return formula(*tensors, *options).to(x.dtype)
@@ -130,19 +133,34 @@ class _Norm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         x, gate, weight, rate = ctx.saved_tensors
-        dgate = None
-        if gate is None:
-            dx, dweight = _backward(dy, x, rate, weight)
-        else:
-            factor = ACTIVATIONS[ctx.activation](gate)
-            if ctx.gate_first:
-                dnormed, dweight = _backward(dy, x * factor, rate, weight)
-                dgate = _through(ctx.activation, x * dnormed, gate, factor)
-                dx = dnormed.mul_(factor)
-            else:
-                dgate = _through(ctx.activation, (x * rate).mul_(weight).mul_(dy), gate, factor)
-                dx, dweight = _backward(factor.mul_(dy), x, rate, weight)
-        return dx, dgate, dweight, None, None, None
+        gradients = native_norm.gradients if native_norm.takes_gradient(dy, x, gate, weight) else _gradients
+        of_weight = ctx.needs_input_grad[2]
+        return *gradients(dy, x, gate, weight, rate, ctx.activation, ctx.gate_first, of_weight), None, None, None
+
+
+def _gradients(
+    dy: Tensor,
+    x: Tensor,
+    gate: Tensor | None,
+    weight: Tensor,
+    rate: Tensor,
+    activation: str | None,
+    gate_first: bool,
+    of_weight: bool,
+) -> tuple[Tensor | None, ...]:
+    """Of x, gate and weight."""
+    if gate is None or activation is None:
+        dx, dweight = _backward(dy, x, rate, weight)
+        return dx, None, dweight
+    factor = ACTIVATIONS[activation](gate)
+    if gate_first:
+        dnormed, dweight = _backward(dy, x * factor, rate, weight)
+        dgate = _through(activation, x * dnormed, gate, factor)
+        dx = dnormed.mul_(factor)
+    else:
+        dgate = _through(activation, (x * rate).mul_(weight).mul_(dy), gate, factor)
+        dx, dweight = _backward(factor.mul_(dy), x, rate, weight)
+    return dx, dgate, dweight
 
 
 def _backward(dy: Tensor, x: Tensor, rate: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

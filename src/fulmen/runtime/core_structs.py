@@ -281,6 +281,25 @@ RMS_NORM = Struct(
     output=TENSOR,
     rates=POINTER,
 )
+RMS_NORM_BACKWARD = Struct(
+    "rms_norm_backward_call",
+    header=HEADER,
+    batch=INTEGER,
+    tokens=INTEGER,
+    heads=INTEGER,
+    size=INTEGER,
+    activation=INTEGER,
+    gate_first=INTEGER,
+    weight_heads=INTEGER,
+    x=TENSOR,
+    gate=TENSOR,
+    weight=TENSOR,
+    grad_output=TENSOR,
+    dx=TENSOR,
+    dgate=TENSOR,
+    rates=POINTER,
+    dweight=POINTER,
+)
 LINEAR = Struct(
     "linear_call",
     header=HEADER,
@@ -327,4 +346,4 @@ _OF_ONE = ("IDENTITY", "SILU", "SIGMOID", "EXP", "SOFTPLUS", "LOG_SIGMOID")
 _FUNCTIONS = (*_OF_ONE, "ADD", "MULTIPLY", "DIVIDE", "LARGER", "SMALLER")
 _ENUMS = (_DTYPES, _DECAYS, _SCHEDULES, _SPLITS, _FUNCTIONS)
 CODES = {name: code for names in _ENUMS for code, name in enumerate(names)}
-CODES |= {"VERSION": 8, "OK": 0, "GROWS": -1, "BAD_SEQUENCES": 6, "NO_WORKSPACE": 10}
+CODES |= {"VERSION": 9, "OK": 0, "GROWS": -1, "BAD_SEQUENCES": 6, "NO_WORKSPACE": 10}
