@@ -279,8 +279,6 @@ private:
         }
     }
 
-    static constexpr float kOnes[kChunk] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
-
     float scale;
     Operand<Element> q, g;     // g is do, and in floats scale * do
     PanelsOf<Element> by_row;  // the state rounded along its rows,

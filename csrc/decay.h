@@ -65,11 +65,14 @@ static inline void scalar_weights(const float *log_decay, ScalarWeights &w) {
 
 // pairs[j][i], an exact 0 for i < j: not even NaN comes from a later token. Between the others a weight of 0 is a
 // factor like any other, which NaN passes, as it passes from state to state.
-static inline void weigh_pairs(const float *products, const float *weights, float *pairs) {
+// The earlier tokens may have weights of their own.
+constexpr float kOnes[kChunk] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+static inline void weigh_pairs(const float *products, const float *weights, float *pairs, const float *own = kOnes) {
     for (int j = 0; j < kChunk; ++j)
         for (int v = 0; v < kPanel; v += kLanes) {
             const int x = j * kPanel + v;
-            store(pairs + x, select(lane_numbers() + v >= j, load(products + x) * load(weights + x), Vec{}));
+            const Vec weighed = load(products + x) * (load(weights + x) * own[j]);
+            store(pairs + x, select(lane_numbers() + v >= j, weighed, Vec{}));
         }
 }
 static inline void weigh_pairs(float *pairs, const float *weights) { weigh_pairs(pairs, weights, pairs); }

@@ -9,6 +9,9 @@
 // themselves, in floats.
 //
 // In pairs, the state and the sums q.k are rounded too, once, where they become factors.
+//
+// Values may have weights of their own, and be added to the output: v_j stands for weight_j v_j then, and o_i gets
+// skip v_i. That is a factor of what weighs the values anyway, and a term of the pairs of a token with itself.
 #pragma once
 
 #include "head_slice.h"
@@ -69,6 +72,13 @@ public:
           pairs(arena.floats(kBlock)),
           rounded_pairs(kInFloats ? nullptr : (Element *)arena.floats(kBlock)) {}
 
+    // In floats, values may have weights, one of each token.
+    void start(const Head &head, Rows weights_of_values = {}, float skip_of_values = 0) {
+        Base::start(head);
+        value_weights = weights_of_values;
+        skip = skip_of_values;
+    }
+
     // A chunk whose queries and keys are loaded. The state that enters may be `empty`, and need not be there then.
     void attend(Rows output, int64_t t, int64_t count, bool empty, bool advances) {
         const int64_t depth = empty ? 0 : key.blocks();
@@ -103,6 +113,9 @@ private:
         key.begin(t, count);
         value.begin(t, count);
         v.load(in.v.from(t, 0), count, key.weights().suffix);
+        if (!value_weights.present()) return;
+        gather(value_weights, t, count, own_weights);
+        for (int j = 0; j < kChunk; ++j) weighed_suffix[j] = key.weights().suffix[j] * own_weights[j];
     }
 
     // Pairs of tokens, and what reads the state that enters the chunk.
@@ -113,7 +126,8 @@ private:
             rows.q.round();
             this->weigh_keys();
         } else {
-            weigh_pairs(rows.products, key.weights().pair, pairs);
+            weigh_pairs(rows.products, key.weights().pair, pairs, value_weights.present() ? own_weights : kOnes);
+            for (int i = 0; i < kChunk && skip != 0; ++i) pairs[i * kPanel + i] += skip;
         }
         for (int i = 0; i < kChunk && !empty; ++i)
             row_weights[i] = key.by_channel() ? 1 : rows.scale * key.weights().prefix[i];
@@ -145,8 +159,12 @@ private:
     }
 
     void advance_panel(int64_t p) {
-        if constexpr (kInFloats)
-            if (key.decays() && !key.by_channel()) weigh_rows(v.in_floats().panel(p), key.weights().suffix);
+        if constexpr (kInFloats) {
+            if (value_weights.present())
+                weigh_rows(v.in_floats().panel(p), weighed_suffix);
+            else if (key.decays() && !key.by_channel())
+                weigh_rows(v.in_floats().panel(p), key.weights().suffix);
+        }
         Base::advance_panel(p, k, v.weighed().panel(p));
     }
 
@@ -156,6 +174,8 @@ private:
     float *const pairs;
     Element *const rounded_pairs;
     float row_weights[kChunk] = {};
+    Rows value_weights = {};
+    float skip = 0, own_weights[kChunk], weighed_suffix[kChunk];  // of the chunk
 };
 
 template <class Element> using ForwardWorker = HeadsTogether<QueriesAndKeys<Element>, ForwardHead<Element>>;

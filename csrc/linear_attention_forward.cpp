@@ -15,12 +15,18 @@ HeadSlice head_slice(const fulmen_attention_forward_call &call, const ForwardPla
     return head_slice(call.problem, call.output, call.final_state, plan.slices, index);
 }
 
+template <class Head> void start(Head &head, const fulmen_attention_forward_call &call, const HeadSlice &x) {
+    const Rows skip = rows_of(call.skip, 0, x.index);
+    head.start(x.head, rows_of(call.value_weights, x.sequence.batch, x.index).from(x.sequence.first, 0),
+               skip.present() ? *(const float *)skip.data : 0.0f);
+}
+
 // Both return whether a log-decay was above 0.
 template <class Worker>
 bool attend_whole(const fulmen_attention_forward_call &call, const ForwardPlan &plan, int64_t task, Arena arena) {
     return FULMEN_ISA::attend_whole<Worker>(
         arena, call.problem, plan, task, [&](int64_t index) { return head_slice(call, plan, index); },
-        [](auto &worker, const HeadSlice &x) { worker.start(x.head); });
+        [&](auto &worker, const HeadSlice &x) { start(worker, call, x); });
 }
 
 bool attend_token_by_token(const fulmen_attention_forward_call &call, const HeadSlice &x, Arena arena) {
@@ -65,7 +71,7 @@ template <class Worker> int64_t attention_forward_with(const fulmen_attention_fo
             const int64_t n = x.sequence.tokens, g = part % segments;
             Arena arena = memory_of(worker);
             const Worker run(arena, p, x.columns, Together{});
-            run.head(0).start(x.head);
+            start(run.head(0), call, x);
             f(x, summary_of(x, part), run, segment_start(n, g, segments), segment_start(n, g + 1, segments),
               g + 1 == segments);
         });
@@ -97,6 +103,7 @@ template <class Worker> int64_t attention_forward_with(const fulmen_attention_fo
 }  // namespace
 
 int64_t attention_forward(const fulmen_attention_forward_call &call) {
+    if (call.value_weights.data || call.skip.data) return attention_forward_with<ForwardWorker<float>>(call);
     return with_element(call.problem,
                         [&](auto element) { return attention_forward_with<ForwardWorker<decltype(element)>>(call); });
 }

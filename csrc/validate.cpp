@@ -93,7 +93,14 @@ template <class Call> int64_t invalid_gradients(const fulmen_problem &p, const C
 
 }  // namespace
 
-int64_t invalid(const fulmen_attention_forward_call &call) { return invalid_attention_forward(call.problem, call); }
+int64_t invalid(const fulmen_attention_forward_call &call) {
+    const fulmen_problem &p = call.problem;
+    if (const int64_t status = invalid_attention_forward(p, call)) return status;
+    if (!call.value_weights.data && !call.skip.data) return FULMEN_OK;
+    if (!is_float32(call.value_weights) || !is_float32(call.skip)) return FULMEN_BAD_DTYPE;
+    const bool can_weigh = !by_channel(p.decay_form) && !decays(p.decay_v_form) && p.schedule != FULMEN_RECURRENT;
+    return can_weigh ? FULMEN_OK : FULMEN_BAD_OPTION;
+}
 
 int64_t invalid(const fulmen_attention_backward_call &call) {
     if (const int64_t status = invalid_attention_backward(call.problem, call)) return status;

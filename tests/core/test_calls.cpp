@@ -142,6 +142,15 @@ void check_attention_forward() {
     TAKES(x, call.output = kFloats);
     TAKES(x, call.final_state.data = nullptr);
     TAKES(x, (call.problem.tokens = 0, call.problem.q.data = call.output.data = nullptr));
+    for (auto own : {&fulmen_attention_forward_call::value_weights, &fulmen_attention_forward_call::skip}) {
+        TAKES(x, call.*own = kFloats);
+        REFUSES(x, FULMEN_BAD_DTYPE, call.*own = kHalves);
+        REFUSES(x, FULMEN_BAD_OPTION, (call.*own = kFloats, call.problem.schedule = FULMEN_RECURRENT));
+        REFUSES(x, FULMEN_BAD_OPTION,
+                (call.*own = call.problem.log_decay = kFloats, call.problem.decay_form = FULMEN_DECAY_CHANNEL));
+        REFUSES(x, FULMEN_BAD_OPTION,
+                (call.*own = call.problem.log_decay_v = kFloats, call.problem.decay_v_form = FULMEN_DECAY_CHANNEL));
+    }
     // Not by a product of sizes, which is 0 in 64 bits.
     REFUSES(x, FULMEN_MISSING_TENSOR,
             (call.problem.batch = call.problem.tokens = 1ll << 32, call.problem.q.data = nullptr));

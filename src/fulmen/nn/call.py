@@ -66,7 +66,7 @@ class Call:
         """``[..., C]``; ``name`` is that of the state in the cache."""
         if self.steps:
             return fulmen.causal_conv1d_step(x, self._state(name), weight, bias, activation=activation)
-        return self._walk("causal_conv1d", name, x, weight, bias, activation=activation)
+        return self._walk(self._operator("causal_conv1d"), name, x, weight, bias, activation=activation)
 
     def linear_attention(
         self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, scale: float | None = None
@@ -74,14 +74,25 @@ class Call:
         """``[..., H, E]``."""
         if self.steps:
             return fulmen.linear_attention_step(q, k, v, self._state("recurrent"), log_decay=log_decay, scale=scale)
-        return self._walk("linear_attention", "recurrent", q, k, v, log_decay=log_decay, scale=scale)
+        run = self._operator("linear_attention")
+        return self._walk(run, "recurrent", q, k, v, log_decay=log_decay, scale=scale)
+
+    @property
+    def walks_here(self) -> bool:
+        """All tokens in this process: neither a step, nor on the ranks of a group."""
+        return not self.steps and self._group is None
+
+    def walk(self, operator: Callable[..., Any], *inputs: Tensor, **options: Any) -> Tensor:
+        """``[..., H, E]`` of an operator with the states of linear attention, where all tokens are here."""
+        return self._walk(operator, "recurrent", *inputs, **options)
 
     def delta_rule(self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor) -> Tensor:
         """``[..., H, E]``, with normalised q and k."""
         if self.steps:
             state = self._state("recurrent")
             return fulmen.delta_rule_step(q, k, v, beta, state, log_decay=log_decay, normalize_qk=True)
-        return self._walk("delta_rule", "recurrent", q, k, v, beta, log_decay=log_decay, normalize_qk=True)
+        run = self._operator("delta_rule")
+        return self._walk(run, "recurrent", q, k, v, beta, log_decay=log_decay, normalize_qk=True)
 
     def _state(self, name: str) -> Tensor:
         if self.cache is None or name not in self.cache.states:
@@ -91,9 +102,8 @@ class Call:
     def foreign_cache(self, missing: str) -> ValueError:
         return ValueError(f"cache must be this layer's own entry, with {missing}; got {self.cache}")
 
-    def _walk(self, operator: str, name: str, *inputs: Tensor | None, **options: Any) -> Tensor:
+    def _walk(self, run: Callable[..., Any], name: str, *inputs: Tensor | None, **options: Any) -> Tensor:
         """All tokens of the call, from the state in the cache to the one that is left there."""
-        run = self._operator(operator)
         if self.cache is None:
             return run(*inputs, cu_seqlens=self.cu_seqlens, **options)
         state = self._state(name) if self.goes_on else None

@@ -7,9 +7,13 @@ is linear attention with q = C, k = B, v = x · dt and the log-decay A · dt; h 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+import fulmen
+from fulmen.nn import native_scan
 from fulmen.nn.call import Call
 from fulmen.nn.gates import decay_rate, init_dt_bias_, step_size
 from fulmen.nn.linear import Linear
@@ -91,8 +95,12 @@ class Mamba2(Mixer):
         dt = step_size(dt, self.dt_bias)
         if self.time_step_limit != UNLIMITED:
             dt = dt.clamp(*self.time_step_limit)
-        output = call.linear_attention(C, B, weighed(x, dt), dt * decay_rate(self.A_log), scale=1.0)
-        output = with_skip(output, x, self.D.unsqueeze(-1))
+        rate = decay_rate(self.A_log)
+        if call.walks_here:
+            output = call.walk(scan, C, B, x, dt, log_decay=dt * rate, D=self.D)
+        else:
+            output = call.linear_attention(C, B, weighed(x, dt), dt * rate, scale=1.0)
+            output = with_skip(output, x, self.D.unsqueeze(-1))
         return self.out_proj(self.norm(output.flatten(-2), gate))
 
     def extra_repr(self) -> str:
@@ -100,6 +108,30 @@ class Mamba2(Mixer):
             f"{self.hidden_size}, heads={self.num_heads}, key size={self.state_size}, value size={self.head_dim}, "
             f"groups={self.num_groups}"
         )
+
+
+def scan(
+    C: Tensor,
+    B: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    *,
+    log_decay: Tensor,
+    D: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    return_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """All tokens: C and B ``[B, N, G, S]``, x ``[B, N, H, P]``, dt and log_decay ``[B, N, H]``, D ``[H]``. The output
+    ``[B, N, H, P]``; with ``return_state`` a pair of it and the state ``[B, H, S, P]``."""
+    if native_scan.takes(C, B, x, dt, log_decay, D):
+        results = native_scan.scan(C, B, x, dt, log_decay, D, initial_state, cu_seqlens)
+        return results if return_state else results[0]
+    options: Any = {"initial_state": initial_state, "return_state": return_state, "cu_seqlens": cu_seqlens}
+    found = fulmen.linear_attention(C, B, weighed(x, dt), log_decay=log_decay, scale=1.0, **options)
+    if D is not None:
+        with_skip(found[0] if return_state else found, x, D.unsqueeze(-1))
+    return found
 
 
 def weighed(x: Tensor, dt: Tensor) -> Tensor:

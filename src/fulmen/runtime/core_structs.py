@@ -97,7 +97,14 @@ PROBLEM = Struct(
     log_decay_v=TENSOR,
     initial_state=STATE,
 )
-ATTENTION_FORWARD = Struct("attention_forward_call", problem=PROBLEM, output=TENSOR, final_state=STATE)
+ATTENTION_FORWARD = Struct(
+    "attention_forward_call",
+    problem=PROBLEM,
+    output=TENSOR,
+    final_state=STATE,
+    value_weights=TENSOR,
+    skip=TENSOR,
+)
 ATTENTION_BACKWARD = Struct(
     "attention_backward_call",
     problem=PROBLEM,

@@ -9,8 +9,11 @@ from tiny_models import CONFIGS, DELTA_RULE, MAMBA2, build, relative, tokens  # 
 
 import fulmen  # noqa: E402
 from fulmen.integrations.transformers import patch  # noqa: E402
+from fulmen.nn import native_scan  # noqa: E402
+from fulmen.runtime import core  # noqa: E402
 
 ATTENTION = {"linear_attention", "linear_attention_step"}
+SCAN = {"scan", "linear_attention_step"} if core.core else ATTENTION
 DELTA = {"delta_rule", "delta_rule_step"}
 CONVOLUTION = {"causal_conv1d", "causal_conv1d_step"}
 # One of each kind of forward, where the kind is what matters.
@@ -21,7 +24,7 @@ def expected_of(name):
     """The operators that a family's mixers come to."""
     if name == "MiniMax":
         return ATTENTION
-    return CONVOLUTION | (ATTENTION if name in MAMBA2 else DELTA if name in DELTA_RULE else set())
+    return CONVOLUTION | (SCAN if name in MAMBA2 else DELTA if name in DELTA_RULE else set())
 
 
 @pytest.fixture
@@ -34,6 +37,7 @@ def called(monkeypatch):
 
     for name in ATTENTION | DELTA | CONVOLUTION:
         monkeypatch.setattr(fulmen, name, spied(name, getattr(fulmen, name)))
+    monkeypatch.setattr(native_scan, "scan", spied("scan", native_scan.scan))
     return names
 
 

@@ -14,7 +14,7 @@ from torch.nn.functional import silu
 import fulmen
 from fulmen.integrations.transformers.recurrence import over_rows
 from fulmen.nn.gates import step_size
-from fulmen.nn.mamba2 import UNLIMITED, weighed, with_skip
+from fulmen.nn.mamba2 import UNLIMITED, scan, weighed, with_skip
 
 
 def mamba2_chunk_scan(
@@ -39,11 +39,8 @@ def mamba2_chunk_scan(
     dt = step_size(dt, dt_bias, dt_softplus=dt_softplus)
     if not dt_softplus or tuple(dt_limit) != UNLIMITED:
         dt = dt.clamp(*dt_limit)
-    v = weighed(hidden_states, dt)
     state = None if initial_states is None else initial_states.transpose(-1, -2)
-    output, state = over_rows(fulmen.linear_attention, C, B, v, log_decay=dt * A, state=state, packed=kwargs, scale=1.0)
-    if D is not None:
-        output = with_skip(output, hidden_states, D.unsqueeze(-1))
+    output, state = over_rows(scan, C, B, hidden_states, dt, log_decay=dt * A, state=state, packed=kwargs, D=D)
     return (output, state.transpose(-1, -2)) if return_final_states else output
 
 

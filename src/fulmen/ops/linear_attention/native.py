@@ -19,9 +19,23 @@ from fulmen.runtime.core_structs import (
 )
 
 
-def forward(p: Attention, output: Tensor, state: Tensor | None) -> None:
+def forward(
+    p: Attention,
+    output: Tensor,
+    state: Tensor | None,
+    value_weights: Tensor | None = None,
+    skip: Tensor | None = None,
+) -> None:
+    """With a weight ``[B, N, H]`` for each token's values, and ``skip`` ``[H]`` times these added to the output: both
+    float32, and what :mod:`fulmen.nn.native_scan` is for."""
+    problem = _problem(p, c.header(ATTENTION_FORWARD))
     _run(
-        _problem(p, c.header(ATTENTION_FORWARD)), ATTENTION_FORWARD, output=c.tensor(output), final_state=c.state(state)
+        problem,
+        ATTENTION_FORWARD,
+        output=c.tensor(output),
+        final_state=c.state(state),
+        value_weights=c.NO_TENSOR if value_weights is None else problem.per_token(value_weights),
+        skip=decay(skip),
     )
 
 
@@ -88,7 +102,13 @@ def workspace_bytes(p: Attention, backward: bool = False) -> int:
     like_q = c.tensor(p.q)
     if not backward:
         problem = _problem(p, c.measuring_header(ATTENTION_FORWARD))
-        packed = ATTENTION_FORWARD.pack(problem=problem.words, output=like_q, final_state=c.NO_STATE)
+        packed = ATTENTION_FORWARD.pack(
+            problem=problem.words,
+            output=like_q,
+            final_state=c.NO_STATE,
+            value_weights=c.NO_TENSOR,
+            skip=c.NO_TENSOR,
+        )
         return c.require().workspace_bytes(ATTENTION_FORWARD, packed)
     packed = ATTENTION_BACKWARD.pack(
         problem=_problem(p, c.measuring_header(ATTENTION_BACKWARD)).words,
