@@ -124,8 +124,8 @@ typedef struct {
     fulmen_problem problem;
     fulmen_tensor output;     /* [B, N, H, E], q's dtype or float32 */
     fulmen_state final_state; /* optional; must not overlap initial_state */
-    /* Both optional, float32, and not with decays per channel nor token by token. The operator is that of values times
-     * their weights, and to its output the values are added as they are, times skip: Mamba-2's dt and D. */
+    /* Both optional, of any dtype, and not with decays per channel nor token by token. The operator is that of values
+     * times their weights, and to its output the values are added as they are, times skip: Mamba-2's dt and D. */
     fulmen_tensor value_weights; /* [B, N, H] */
     fulmen_tensor skip;          /* [1, 1, H] */
 } fulmen_attention_forward_call;

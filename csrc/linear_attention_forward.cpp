@@ -16,9 +16,9 @@ HeadSlice head_slice(const fulmen_attention_forward_call &call, const ForwardPla
 }
 
 template <class Head> void start(Head &head, const fulmen_attention_forward_call &call, const HeadSlice &x) {
-    const Rows skip = rows_of(call.skip, 0, x.index);
-    head.start(x.head, rows_of(call.value_weights, x.sequence.batch, x.index).from(x.sequence.first, 0),
-               skip.present() ? *(const float *)skip.data : 0.0f);
+    alignas(64) float skip[kPanel] = {};
+    if (call.skip.data) gather(rows_of(call.skip, 0, x.index), 0, 1, skip);
+    head.start(x.head, rows_of(call.value_weights, x.sequence.batch, x.index).from(x.sequence.first, 0), skip[0]);
 }
 
 // Both return whether a log-decay was above 0.

@@ -97,7 +97,8 @@ int64_t invalid(const fulmen_attention_forward_call &call) {
     const fulmen_problem &p = call.problem;
     if (const int64_t status = invalid_attention_forward(p, call)) return status;
     if (!call.value_weights.data && !call.skip.data) return FULMEN_OK;
-    if (!is_float32(call.value_weights) || !is_float32(call.skip)) return FULMEN_BAD_DTYPE;
+    for (const fulmen_tensor *x : {&call.value_weights, &call.skip})
+        if (x->data && !is_dtype(x->dtype)) return FULMEN_BAD_DTYPE;
     const bool can_weigh = !by_channel(p.decay_form) && !decays(p.decay_v_form) && p.schedule != FULMEN_RECURRENT;
     return can_weigh ? FULMEN_OK : FULMEN_BAD_OPTION;
 }

@@ -144,7 +144,8 @@ void check_attention_forward() {
     TAKES(x, (call.problem.tokens = 0, call.problem.q.data = call.output.data = nullptr));
     for (auto own : {&fulmen_attention_forward_call::value_weights, &fulmen_attention_forward_call::skip}) {
         TAKES(x, call.*own = kFloats);
-        REFUSES(x, FULMEN_BAD_DTYPE, call.*own = kHalves);
+        TAKES(x, call.*own = kHalves);
+        REFUSES(x, FULMEN_BAD_DTYPE, call.*own = kUnknown);
         REFUSES(x, FULMEN_BAD_OPTION, (call.*own = kFloats, call.problem.schedule = FULMEN_RECURRENT));
         REFUSES(x, FULMEN_BAD_OPTION,
                 (call.*own = call.problem.log_decay = kFloats, call.problem.decay_form = FULMEN_DECAY_CHANNEL));

@@ -103,12 +103,25 @@ def test_decays_that_forget_and_steps_that_are_none():
         assert not output[:, 100].isfinite().any()
 
 
+def test_calls_are_replayed():
+    """With what the first one gives, on other numbers."""
+    for seed in range(3):
+        torch.manual_seed(seed)
+        tensors, options = inputs(SHAPES[1])
+        for x in (*tensors, *options.values()):
+            x.copy_(torch.rand_like(x) - 1)
+        check(tensors, options)
+        with torch.no_grad():
+            assert torch.equal(scan(*tensors, **options), found(tensors, options)[0])
+
+
 def test_what_is_composed():
     tensors, options = inputs(SHAPES[1])
     C, B, x, dt = tensors
     rest = options["log_decay"], options["D"]
     assert native_scan.takes(*tensors, *rest)
     assert not native_scan.takes(C.double(), B.double(), x.double(), dt, *rest)
+    assert native_scan.takes(C, B, x, dt.bfloat16(), *rest)
     assert not native_scan.takes(C, B, x, dt.double(), *rest)
     assert not native_scan.takes(C, B, x.requires_grad_(), dt, *rest)
     with torch.no_grad():
@@ -140,5 +153,5 @@ def test_wrong_shapes_are_refused():
 def test_the_op_has_a_fake():
     (C, B, x, dt), options = inputs(SHAPES[1])
     torch.library.opcheck(
-        torch.ops.fulmen.mamba2_scan.default, (C, B, x, dt, options["log_decay"], options["D"], None, None)
+        torch.ops.fulmen.mamba2_scan.default, (C, B, x, dt, options["log_decay"], options["D"], None, None, True)
     )

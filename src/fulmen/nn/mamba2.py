@@ -21,6 +21,7 @@ from fulmen.nn.mixer import Mixer, check_heads
 from fulmen.nn.norms import RMSNorm
 from fulmen.nn.short_conv import ShortConv
 from fulmen.runtime.checks import check_count
+from fulmen.runtime.replay import replayed
 
 UNLIMITED = (0.0, float("inf"))
 
@@ -110,6 +111,7 @@ class Mamba2(Mixer):
         )
 
 
+@replayed
 def scan(
     C: Tensor,
     B: Tensor,
@@ -125,8 +127,7 @@ def scan(
     """All tokens: C and B ``[B, N, G, S]``, x ``[B, N, H, P]``, dt and log_decay ``[B, N, H]``, D ``[H]``. The output
     ``[B, N, H, P]``; with ``return_state`` a pair of it and the state ``[B, H, S, P]``."""
     if native_scan.takes(C, B, x, dt, log_decay, D):
-        results = native_scan.scan(C, B, x, dt, log_decay, D, initial_state, cu_seqlens)
-        return results if return_state else results[0]
+        return native_scan.scan(C, B, x, dt, log_decay, D, initial_state, cu_seqlens, return_state)
     options: Any = {"initial_state": initial_state, "return_state": return_state, "cu_seqlens": cu_seqlens}
     found = fulmen.linear_attention(C, B, weighed(x, dt), log_decay=log_decay, scale=1.0, **options)
     if D is not None:

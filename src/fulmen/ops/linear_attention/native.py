@@ -26,8 +26,8 @@ def forward(
     value_weights: Tensor | None = None,
     skip: Tensor | None = None,
 ) -> None:
-    """With a weight ``[B, N, H]`` for each token's values, and ``skip`` ``[H]`` times these added to the output: both
-    float32, and what :mod:`fulmen.nn.native_scan` is for."""
+    """With a weight ``[B, N, H]`` for each token's values, and ``skip`` ``[H]`` times these added to the output: what
+    :mod:`fulmen.nn.native_scan` is for."""
     problem = _problem(p, c.header(ATTENTION_FORWARD))
     _run(
         problem,
