@@ -33,6 +33,13 @@ def inputs(form, *shape, dtype=torch.float32, seed=1):
     return numbers[: 1 if form == "plain" else 2]
 
 
+def views(form, dtype):
+    """``[4, 5, 33]``, not dense, and beside what is NaN."""
+    wide = (torch.full((5, 4, 70), torch.nan, dtype=dtype) for _ in range(2))
+    given = inputs(form, 4, 5, 33, dtype=dtype)
+    return [room[..., 20:53].transpose(0, 1).copy_(x) for room, x in zip(wide, given, strict=False)]
+
+
 def expected(norm, x, gate=None):
     """By the definition, in float64 and with autograd's gradients."""
     weight = norm.weight.double()
@@ -83,11 +90,7 @@ def test_results_and_gradients(form, dtype, shape):
 @pytest.mark.parametrize("form", FORMS)
 def test_the_core_takes_any_strides_in_one_call(form, dtype):
     """Rows of what is NaN beside them, as projections leave them."""
-    norm = made(form, 33, dtype)
-    given = []
-    for x in inputs(form, 4, 5, 33, dtype=dtype):
-        wide = torch.full((5, 4, 70), torch.nan, dtype=dtype)
-        given.append(wide[..., 20:53].transpose(0, 1).copy_(x))
+    norm, given = made(form, 33, dtype), views(form, dtype)
     with torch.no_grad():
         found, made_calls = calls(norm, *given)
         assert made_calls == ["rms_norm_call"]
@@ -100,11 +103,7 @@ def test_the_core_takes_any_strides_in_one_call(form, dtype):
 @pytest.mark.parametrize("form", FORMS)
 def test_gradients_of_any_strides_are_one_call_each(form, dtype):
     """Rows of what is NaN beside them; and a gradient that is one number."""
-    norm = made(form, 33, dtype)
-    given = []
-    for x in inputs(form, 4, 5, 33, dtype=dtype):
-        wide = torch.full((5, 4, 70), torch.nan, dtype=dtype)
-        given.append(wide[..., 20:53].transpose(0, 1).copy_(x).requires_grad_())
+    norm, given = made(form, 33, dtype), [x.requires_grad_() for x in views(form, dtype)]
     leaves = [*given, norm.weight]
     (apart,) = inputs("plain", 5, 4, 33, dtype=dtype, seed=2)
     for dy in (apart.transpose(0, 1), torch.tensor(0.5, dtype=dtype).expand(4, 5, 33)):

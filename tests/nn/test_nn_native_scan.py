@@ -118,7 +118,7 @@ def test_calls_are_replayed():
 def test_what_is_composed():
     tensors, options = inputs(SHAPES[1])
     C, B, x, dt = tensors
-    rest = options["log_decay"], options["D"]
+    rest = options["log_decay"], options["D"], None, None
     assert native_scan.takes(*tensors, *rest)
     assert not native_scan.takes(C.double(), B.double(), x.double(), dt, *rest)
     assert native_scan.takes(C, B, x, dt.bfloat16(), *rest)

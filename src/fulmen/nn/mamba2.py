@@ -126,7 +126,7 @@ def scan(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """All tokens: C and B ``[B, N, G, S]``, x ``[B, N, H, P]``, dt and log_decay ``[B, N, H]``, D ``[H]``. The output
     ``[B, N, H, P]``; with ``return_state`` a pair of it and the state ``[B, H, S, P]``."""
-    if native_scan.takes(C, B, x, dt, log_decay, D):
+    if native_scan.takes(C, B, x, dt, log_decay, D, initial_state, cu_seqlens):
         return native_scan.scan(C, B, x, dt, log_decay, D, initial_state, cu_seqlens, return_state)
     options: Any = {"initial_state": initial_state, "return_state": return_state, "cu_seqlens": cu_seqlens}
     found = fulmen.linear_attention(C, B, weighed(x, dt), log_decay=log_decay, scale=1.0, **options)

@@ -4,31 +4,77 @@ others, those with gradients among them, are composed (:mod:`fulmen.nn.mamba2`).
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from fulmen.ops.linear_attention import native
-from fulmen.ops.linear_attention.problem import Attention
-from fulmen.ops.linear_attention.validation import check_attention
+from fulmen.ops.chunks.decay_form import DecayForm, Decays
+from fulmen.ops.chunks.native import Problem, decay
 from fulmen.runtime import core as c
+from fulmen.runtime.checks import MAX_SIZE
+from fulmen.runtime.core_structs import ATTENTION_FORWARD
 from fulmen.runtime.library import define
 from fulmen.runtime.tensors import in_state_dtype
 from fulmen.runtime.torch_private import any_autocast, are_plain
 
 
-def takes(C: Tensor, B: Tensor, x: Tensor, dt: Tensor, log_decay: Tensor, D: Tensor | None) -> bool:
+class _Walk(NamedTuple):
+    """The scan as a call that walks a state through tokens."""
+
+    k: Tensor
+    v: Tensor
+    log_decay: Tensor
+    initial_state: Tensor | None
+    log_decay_v: Tensor | None = None
+    schedule: str = "auto"
+
+    @property
+    def heads(self) -> int:
+        return self.v.shape[2]
+
+    @property
+    def decays(self) -> Decays:
+        return Decays(DecayForm.of(self.log_decay), DecayForm.of(None))
+
+
+def takes(
+    C: Tensor,
+    B: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    log_decay: Tensor,
+    D: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> bool:
     """As :func:`scan` has them. Not in pairs of bfloat16: D would be rounded with what it is added to."""
-    tensors = [C, B, x, dt, log_decay] if D is None else [C, B, x, dt, log_decay, D]
+    tensors = [C, B, x, dt, log_decay, *(y for y in (D, initial_state) if y is not None)]
+    if (
+        c.core is None
+        or torch.compiler.is_compiling()
+        or (torch.is_grad_enabled() and any(y.requires_grad for y in tensors))
+        or any_autocast()
+        or not are_plain(tensors)
+        or not C.ndim == B.ndim == x.ndim == 4
+        or not C.dtype == B.dtype == x.dtype
+        or not all(y.dtype in c.DTYPES for y in tensors)
+        or (x.dtype == torch.bfloat16 and c.core.multiplies_pairs)
+    ):
+        return False
+    batch, length, heads, channels = x.shape
+    groups, size = C.shape[2:]
+    rows = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1 if cu_seqlens.ndim == 1 else -1
     return (
-        c.core is not None
-        and not torch.compiler.is_compiling()
-        and not (torch.is_grad_enabled() and any(y.requires_grad for y in tensors))
-        and not any_autocast()
-        and are_plain(tensors)
-        and all(y.dtype in c.DTYPES for y in tensors)
-        and not (x.dtype == torch.bfloat16 and c.core.multiplies_pairs)
-        and dt.shape == x.shape[:3]
-        and (D is None or D.shape == x.shape[2:3])
+        C.shape == B.shape == (batch, length, groups, size)
+        and 0 < groups <= heads
+        and heads % groups == 0
+        and 0 < size <= MAX_SIZE
+        and 0 < channels <= MAX_SIZE
+        and dt.shape == log_decay.shape == x.shape[:3]
+        and (D is None or D.shape == (heads,))
+        and (initial_state is None or initial_state.shape == (rows, heads, size, channels))
+        and (cu_seqlens is None or (rows >= 0 and batch == 1 and cu_seqlens.dtype in (torch.int32, torch.int64)))
     )
 
 
@@ -50,8 +96,15 @@ def _run(
     return_state: bool,
 ) -> tuple[Tensor, Tensor]:
     output, state = _results(C, x, cu_seqlens, return_state)
-    p = Attention(C, B, x, log_decay, None, 1.0, initial_state, cu_seqlens, "auto")
-    native.forward(p, output, state if return_state else None, value_weights=dt, skip=D)
+    problem = Problem(_Walk(B, x, log_decay, initial_state), c.header(ATTENTION_FORWARD), C, 1.0, cu_seqlens)
+    packed = ATTENTION_FORWARD.pack(
+        problem=problem.words,
+        output=c.tensor(output),
+        final_state=c.state(state) if return_state else c.NO_STATE,
+        value_weights=problem.per_token(dt),
+        skip=decay(D),
+    )
+    problem.run(ATTENTION_FORWARD, packed)
     return output, state
 
 
@@ -77,7 +130,6 @@ def scan(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """C and B ``[B, N, G, S]``, x ``[B, N, H, P]``, dt and log_decay ``[B, N, H]``, D ``[H]``: the output like x, and
     with ``return_state`` the final state ``[B, H, S, P]``."""
-    check_attention(C, B, x, log_decay, None, 1.0, initial_state, return_state, cu_seqlens, "auto")
     state = in_state_dtype(initial_state, x)
     output, state = _op(C, B, x, dt, log_decay, D, state, cu_seqlens, return_state)
     return (output, state) if return_state else output

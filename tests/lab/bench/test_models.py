@@ -40,8 +40,8 @@ def test_a_wrong_model_is_not_timed(monkeypatch):
     """The check would see a layer that computes something else."""
     from fulmen.integrations.transformers import mamba2
 
-    scan = mamba2.fulmen.linear_attention
-    monkeypatch.setattr(mamba2.fulmen, "linear_attention", lambda q, k, v, **options: scan(q, k, 1.5 * v, **options))
+    scan = mamba2.scan
+    monkeypatch.setattr(mamba2, "scan", lambda C, B, x, dt, **options: scan(C, B, 1.5 * x, dt, **options))
     sizes = SUITE.presets["quick"].sizes[0]
     column = next(c for c in SUITE.sections["Mamba2 prefill"] if c.name == "patched")
     verdict = CorrectnessCheck(torch.float32, "cpu").verdict(SUITE, column, sizes, "fwd")

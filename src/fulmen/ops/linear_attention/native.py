@@ -18,25 +18,12 @@ from fulmen.runtime.core_structs import (
     Words,
 )
 
+_UNWEIGHED = {"value_weights": c.NO_TENSOR, "skip": c.NO_TENSOR}
 
-def forward(
-    p: Attention,
-    output: Tensor,
-    state: Tensor | None,
-    value_weights: Tensor | None = None,
-    skip: Tensor | None = None,
-) -> None:
-    """With a weight ``[B, N, H]`` for each token's values, and ``skip`` ``[H]`` times these added to the output: what
-    :mod:`fulmen.nn.native_scan` is for."""
-    problem = _problem(p, c.header(ATTENTION_FORWARD))
-    _run(
-        problem,
-        ATTENTION_FORWARD,
-        output=c.tensor(output),
-        final_state=c.state(state),
-        value_weights=c.NO_TENSOR if value_weights is None else problem.per_token(value_weights),
-        skip=decay(skip),
-    )
+
+def forward(p: Attention, output: Tensor, state: Tensor | None) -> None:
+    results = {"output": c.tensor(output), "final_state": c.state(state)}
+    _run(_problem(p, c.header(ATTENTION_FORWARD)), ATTENTION_FORWARD, **results, **_UNWEIGHED)
 
 
 def backward(p: Attention, grad_output: Tensor | None, grad_state: Tensor | None, grads: Gradients) -> None:
@@ -102,13 +89,8 @@ def workspace_bytes(p: Attention, backward: bool = False) -> int:
     like_q = c.tensor(p.q)
     if not backward:
         problem = _problem(p, c.measuring_header(ATTENTION_FORWARD))
-        packed = ATTENTION_FORWARD.pack(
-            problem=problem.words,
-            output=like_q,
-            final_state=c.NO_STATE,
-            value_weights=c.NO_TENSOR,
-            skip=c.NO_TENSOR,
-        )
+        results = {"output": like_q, "final_state": c.NO_STATE}
+        packed = ATTENTION_FORWARD.pack(problem=problem.words, **results, **_UNWEIGHED)
         return c.require().workspace_bytes(ATTENTION_FORWARD, packed)
     packed = ATTENTION_BACKWARD.pack(
         problem=_problem(p, c.measuring_header(ATTENTION_BACKWARD)).words,
