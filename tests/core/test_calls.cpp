@@ -142,15 +142,16 @@ void check_attention_forward() {
     TAKES(x, call.output = kFloats);
     TAKES(x, call.final_state.data = nullptr);
     TAKES(x, (call.problem.tokens = 0, call.problem.q.data = call.output.data = nullptr));
+    auto weighed = x;
+    weighed.call.problem.decay_form = FULMEN_DECAY_TOKEN;
+    weighed.call.problem.decay_v_form = FULMEN_DECAY_NONE;
     for (auto own : {&fulmen_attention_forward_call::value_weights, &fulmen_attention_forward_call::skip}) {
-        TAKES(x, call.*own = kFloats);
-        TAKES(x, call.*own = kHalves);
-        REFUSES(x, FULMEN_BAD_DTYPE, call.*own = kUnknown);
-        REFUSES(x, FULMEN_BAD_OPTION, (call.*own = kFloats, call.problem.schedule = FULMEN_RECURRENT));
-        REFUSES(x, FULMEN_BAD_OPTION,
-                (call.*own = call.problem.log_decay = kFloats, call.problem.decay_form = FULMEN_DECAY_CHANNEL));
-        REFUSES(x, FULMEN_BAD_OPTION,
-                (call.*own = call.problem.log_decay_v = kFloats, call.problem.decay_v_form = FULMEN_DECAY_CHANNEL));
+        TAKES(weighed, call.*own = kFloats);
+        TAKES(weighed, call.*own = kHalves);
+        REFUSES(weighed, FULMEN_BAD_DTYPE, call.*own = kUnknown);
+        REFUSES(weighed, FULMEN_BAD_OPTION, (call.*own = kFloats, call.problem.schedule = FULMEN_RECURRENT));
+        REFUSES(weighed, FULMEN_BAD_OPTION, (call.*own = kFloats, call.problem.decay_form = FULMEN_DECAY_CHANNEL));
+        REFUSES(weighed, FULMEN_BAD_OPTION, (call.*own = kFloats, call.problem.decay_v_form = FULMEN_DECAY_CHANNEL));
     }
     // Not by a product of sizes, which is 0 in 64 bits.
     REFUSES(x, FULMEN_MISSING_TENSOR,
