@@ -38,7 +38,7 @@ public:
           q(arena, kChunk, p.key_size,
             Use{!key.by_channel(), !key.by_channel(), key.decays() || scale != 1.0f, key.by_channel()}),
           g(arena, kChunk, p.value_size, Use{true, true}),
-          by_row(kInFloats ? PanelsOf<Element>{} : arena.panels<Element>(p.key_size, elements<Element>(p.value_size))),
+          by_row(left_factor_of_state(arena)),
           by_column(kInFloats ? PanelsOf<Pair>{} : arena.panels<Pair>(elements<Pair>(p.key_size), p.value_size)),
           d_keys(arena.panels(kChunk, p.key_size)),
           d_values(arena.panels(kChunk, p.value_size)),
@@ -79,14 +79,14 @@ public:
         for (int64_t p = 0; p < value.blocks(); ++p) {
             prefetch_inputs(t + kAhead, p);
             prefetch_share(out.q, t + kAhead, key.size(), p);
-            this->advance_panel(p, decayed(key, value, p), k, v.over_tokens().panel(p));
+            advance_and_round(p, k, v.over_tokens().panel(p));
         }
     }
 
-    // Before the second walk's first chunk, once the gradient of the state has entered.
-    void turn() {
-        for (int64_t p = 0; p < value.blocks() && !kInFloats; ++p)
-            round_rows(state.panel(p), key.blocks() * kPanel, by_column.panel(p));
+    // Before a walk's first chunk, once the state, or its gradient, has entered.
+    void round_state() {
+        if constexpr (!kInFloats)
+            for (int64_t p = 0; p < value.blocks(); ++p) this->round_panel(p, rounded_state(p));
     }
 
     // The second walk's chunk: dk, dv, the decay gradients, and the gradient of the state, which `state` now holds.
@@ -131,11 +131,7 @@ public:
             prefetch_inputs(t - kAhead, p);
             prefetch_share(out.k, t - kAhead, key.size(), p);
             prefetch_share(out.v, t - kAhead, value.size(), p);
-            if constexpr (kInFloats)
-                this->advance_panel(p, decayed(key, value, p), q, g.over_tokens().panel(p));
-            else
-                this->advance_panel(p, ScaleAndRound{decayed(key, value, p), by_column.panel(p)}, q,
-                                    g.over_tokens().panel(p));
+            advance_and_round(p, q, g.over_tokens().panel(p));
         }
     }
 
@@ -157,6 +153,25 @@ public:
     HeadGradients out = {};  // where the results go; may change from chunk to chunk
 
 private:
+    PanelsOf<Element> left_factor_of_state(Arena &arena) const {
+        if constexpr (kInFloats)
+            return state;
+        else
+            return arena.panels<Pair>(key.size(), elements<Pair>(value.size()));
+    }
+
+    // Where panel p of the state is rounded to, a panel of by_column and half a panel of by_row.
+    PairsBothWays rounded_state(int64_t p) const {
+        return {by_column.panel(p), by_row.at(0, p * kPanel / kNumbers<Element>)};
+    }
+
+    FULMEN_MEMBER void advance_and_round(int64_t p, const Operand<Element> &rows, const Element *columns) {
+        if constexpr (kInFloats)
+            this->advance_panel(p, decayed(key, value, p), rows, columns);
+        else
+            this->advance_panel(p, ScaleAndRound<PairsBothWays>{key.totals(), rounded_state(p)}, rows, columns);
+    }
+
     void load_chunk(int64_t t, int64_t count, bool with_queries) {
         this->load_keys_and_values(t, count);
         if (with_queries) load_queries(t, count);
@@ -220,10 +235,7 @@ private:
     }
 
     // d_keys = the rows in values_transposed times the state's transpose.
-    void state_times_values() {
-        const PanelsOf<Element> left = left_factor(state, key.blocks() * kPanel, value.size(), by_row);
-        this->state_times(left, values_transposed, keys_transposed, d_keys);
-    }
+    void state_times_values() { this->state_times(by_row, values_transposed, keys_transposed, d_keys); }
 
     void add_pairs_to_query_gradient() {
         if (!key.by_channel()) {
@@ -281,7 +293,7 @@ private:
 
     float scale;
     Operand<Element> q, g;     // g is do, and in floats scale * do
-    PanelsOf<Element> by_row;  // the state rounded along its rows,
+    PanelsOf<Element> by_row;  // the state, in pairs rounded along its rows,
     PanelsOf<Pair> by_column;  // and along its columns
     Panels d_keys, d_values;   // gradients on either axis
     Panels inside_keys, inside_values;

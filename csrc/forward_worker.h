@@ -89,8 +89,7 @@ public:
             prefetch_queries_and_keys(t + kAhead, p);
             this->prefetch_values(t + kAhead, p);
             prefetch_share(output, t + kAhead, value.size(), p);
-            value.by_channel() ? read_panel_with_value_decay(p, depth) : read_panel(p, depth, inside);
-            unpack_panel(o, p, t, count, value.size(), output);
+            attend_panel(output, p, t, count, depth, inside);
             if (advances) advance_panel(p);
         }
     }
@@ -140,8 +139,19 @@ private:
     }
 
     // The state's first depth blocks of rows: all of them, or none of an empty one.
-    void read_panel(int64_t p, int64_t depth, TransposedOf<Element> inside) {
-        multiply(o, 1, Zero{}, Product<AsStoredOf<Element>>{rows.q.over_channels(), factor.panel(p), depth},
+    void attend_panel(Rows output, int64_t p, int64_t t, int64_t count, int64_t depth, TransposedOf<Element> inside) {
+        const bool whole = count == kChunk && (p + 1) * kPanel <= value.size();
+        if constexpr (!kInFloats)
+            if (whole && output.dtype == FULMEN_BFLOAT16) {
+                const Rows to = output.from(t, p * kPanel);
+                return read_panel(p, depth, inside, ToRows{(uint16_t *)to.data, to.stride});
+            }
+        value.by_channel() ? read_panel_with_value_decay(p, depth) : read_panel(p, depth, inside, Zero{});
+        unpack_panel(o, p, t, count, value.size(), output);
+    }
+
+    template <class Start> void read_panel(int64_t p, int64_t depth, TransposedOf<Element> inside, const Start &start) {
+        multiply(o, 1, start, Product<AsStoredOf<Element>>{rows.q.over_channels(), factor.panel(p), depth},
                  RowWeights{row_weights}, Product<TransposedOf<Element>>{inside, v.over_tokens().panel(p), 1});
     }
 

@@ -94,7 +94,14 @@ struct RowWeights {
     const float *weights;
 };
 
-// What a tile starts from, and what is done to it before it is stored.
+template <int Rows, int Vecs> FULMEN_INLINE void store_tile(const Vec (&acc)[Rows][Vecs], float *c) {
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < Vecs; ++v) store(c + r * kPanel + v * kLanes, acc[r][v]);
+}
+
+// What a tile starts from, and what becomes of it. c is its place in the result.
 struct Zero {
     template <int Rows, int Vecs> FULMEN_MEMBER void begin(Vec (&acc)[Rows][Vecs], const float *) const {
 #pragma GCC unroll 16
@@ -102,7 +109,7 @@ struct Zero {
 #pragma GCC unroll 4
             for (int v = 0; v < Vecs; ++v) acc[r][v] = Vec{};
     }
-    template <class Tile> FULMEN_MEMBER void end(Tile &, const float *, int64_t, int) const {}
+    template <class Tile> FULMEN_MEMBER void end(Tile &acc, float *c, int64_t, int) const { store_tile(acc, c); }
 };
 struct Add {
     template <int Rows, int Vecs> FULMEN_MEMBER void begin(Vec (&acc)[Rows][Vecs], const float *c) const {
@@ -111,7 +118,21 @@ struct Add {
 #pragma GCC unroll 4
             for (int v = 0; v < Vecs; ++v) acc[r][v] = load(c + r * kPanel + v * kLanes);
     }
-    template <class Tile> FULMEN_MEMBER void end(Tile &, const float *, int64_t, int) const {}
+    template <class Tile> FULMEN_MEMBER void end(Tile &acc, float *c, int64_t, int) const { store_tile(acc, c); }
+};
+// In place of c, rows of bfloat16 in the caller's memory.
+struct ToRows {
+    uint16_t *rows;
+    int64_t stride;
+    template <class Tile> FULMEN_MEMBER void begin(Tile &acc, const float *c) const { Zero{}.begin(acc, c); }
+    template <int Rows, int Vecs>
+    FULMEN_MEMBER void end(Vec (&acc)[Rows][Vecs], float *, int64_t row, int column) const {
+        uint16_t *to = rows + row * stride + column;
+#pragma GCC unroll 16
+        for (int r = 0; r < Rows; ++r, to += stride)
+#pragma GCC unroll 4
+            for (int v = 0; v < Vecs; ++v) store_as(BFloat16(), to + v * kLanes, acc[r][v]);
+    }
 };
 // Adds what c was, weighed. Last: a large c is rounded once, and not with every term of a product.
 struct Scale {
@@ -119,7 +140,7 @@ struct Scale {
     const float *column_weights;  // one per column of this panel, or null
     template <class Tile> FULMEN_MEMBER void begin(Tile &acc, const float *c) const { Zero{}.begin(acc, c); }
     template <int Rows, int Vecs>
-    FULMEN_MEMBER void end(Vec (&acc)[Rows][Vecs], const float *c, int64_t row, int column) const {
+    FULMEN_MEMBER void end(Vec (&acc)[Rows][Vecs], float *c, int64_t row, int column) const {
         // Nothing is common to both cases: GCC would compute a product before, and not contract it with the sum, and
         // load all of c before, into more registers than there are. Clang would add after both, and not contract
         // either.
@@ -139,22 +160,51 @@ struct Scale {
 #pragma GCC unroll 4
                 for (int v = 0; v < Vecs; ++v) acc[r][v] += load(c + r * kPanel + v * kLanes) * row_weights[row + r];
         }
+        store_tile(acc, c);
     }
 };
 
-// The same, and its rows are rounded to pairs, the even ones with the odd ones: a right factor.
-struct ScaleAndRound : Scale {
-    Pair *rounded;
-    ScaleAndRound(Scale scale, Pair *rounded) : Scale(scale), rounded(rounded) {}
-    template <int Rows, int Vecs>
-    FULMEN_MEMBER void end(Vec (&acc)[Rows][Vecs], const float *c, int64_t row, int column) const {
+// A panel rounded to pairs: its even rows with its odd ones, a panel of a right factor.
+struct PairsOfRows {
+    Pair *panel;
+    template <int Rows, int Vecs> FULMEN_MEMBER void put(const Vec (&rows)[Rows][Vecs], int64_t row, int column) const {
         static_assert(Rows % 2 == 0, "a pair may not be split between tiles");
-        Scale::end(acc, c, row, column);
+        Pair *const to = panel + row / 2 * kPanel + column;
 #pragma GCC unroll 16
         for (int r = 0; r < Rows; r += 2)
 #pragma GCC unroll 4
             for (int v = 0; v < Vecs; ++v)
-                store(rounded + (row + r) / 2 * kPanel + column + v * kLanes, lane_pairs(acc[r][v], acc[r + 1][v]));
+                store(to + r / 2 * kPanel + v * kLanes, lane_pairs(rows[r][v], rows[r + 1][v]));
+    }
+};
+// The same, and its columns too: half a panel of a left factor.
+struct PairsBothWays : PairsOfRows {
+    Pair *left;
+    PairsBothWays(Pair *panel, Pair *left) : PairsOfRows{panel}, left(left) {}
+    template <int Rows, int Vecs> FULMEN_MEMBER void put(const Vec (&rows)[Rows][Vecs], int64_t row, int column) const {
+        uint16_t *const to = (uint16_t *)(left + row * kPanel) + column;
+#pragma GCC unroll 16
+        for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+            for (int v = 0; v < Vecs; ++v) store_as(BFloat16(), to + r * 2 * kPanel + v * kLanes, rows[r][v]);
+        PairsOfRows::put(rows, row, column);
+    }
+};
+// As Scale without weights of columns; results are rounded too.
+template <class Rounded> struct ScaleAndRound {
+    const float *row_weights;
+    Rounded rounded;
+    template <class Tile> FULMEN_MEMBER void begin(Tile &acc, const float *c) const { Zero{}.begin(acc, c); }
+    template <int Rows, int Vecs>
+    FULMEN_MEMBER void end(Vec (&acc)[Rows][Vecs], float *c, int64_t row, int column) const {
+        const float *const weights = row_weights + row;
+        const Rounded to = rounded;  // copies, which no store can change
+#pragma GCC unroll 16
+        for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+            for (int v = 0; v < Vecs; ++v) acc[r][v] += load(c + r * kPanel + v * kLanes) * weights[r];
+        store_tile(acc, c);
+        to.put(acc, row, column);
     }
 };
 
@@ -178,7 +228,7 @@ FULMEN_INLINE void accumulate_block(Vec (&acc)[Rows][Vecs], const Left &left, co
         b.next_row();
 #pragma GCC unroll 16
         for (int r = 0; r < Rows; ++r) {
-            const auto factor = broadcast(a[left.offset(Row + r, k)]);
+            const auto &factor = a[left.offset(Row + r, k)];
 #pragma GCC unroll 4
             for (int v = 0; v < Vecs; ++v)
                 acc[r][v] = First && k == 0 ? term(factor, right[v]) : multiply_add(factor, right[v], acc[r][v]);
@@ -219,10 +269,6 @@ FULMEN_INLINE void multiply_block(float *c, int64_t block, const Start &start, c
             start.begin(acc, tile);
             (accumulate<Row, Column>(acc, block, products), ...);
             start.end(acc, tile, block * kPanel + Row, Column);
-#pragma GCC unroll 16
-            for (int r = 0; r < rows; ++r)
-#pragma GCC unroll 4
-                for (int v = 0; v < kTileVecs; ++v) store(tile + r * kPanel + v * kLanes, acc[r][v]);
             multiply_block<Row + rows, Column>(c, block, start, products...);
         } else {
             multiply_block<0, Column + kTileVecs * kLanes>(c, block, start, products...);
@@ -265,14 +311,16 @@ FULMEN_INLINE void multiply(float *c, int64_t row_blocks, const Start &start, co
 #if FULMEN_PAIRS
 typedef AsStoredOf<Pair> PairsAsStored;
 typedef TransposedOf<Pair> PairsTransposed;
-#define FULMEN_PAIR_PRODUCTS(KIND)                                           \
-    KIND(Zero, Product<PairsAsStored>)                                       \
-    KIND(Zero, Product<PairsAsStored>, RowWeights, Product<PairsAsStored>)   \
-    KIND(Zero, Product<PairsAsStored>, RowWeights, Product<PairsTransposed>) \
-    KIND(Add, Product<PairsAsStored>)                                        \
-    KIND(Add, Product<PairsTransposed>)                                      \
-    KIND(Scale, FirstBlock<PairsTransposed>)                                 \
-    KIND(ScaleAndRound, FirstBlock<PairsTransposed>)
+#define FULMEN_PAIR_PRODUCTS(KIND)                                             \
+    KIND(Zero, Product<PairsAsStored>)                                         \
+    KIND(Zero, Product<PairsAsStored>, RowWeights, Product<PairsAsStored>)     \
+    KIND(Zero, Product<PairsAsStored>, RowWeights, Product<PairsTransposed>)   \
+    KIND(ToRows, Product<PairsAsStored>, RowWeights, Product<PairsTransposed>) \
+    KIND(Add, Product<PairsAsStored>)                                          \
+    KIND(Add, Product<PairsTransposed>)                                        \
+    KIND(Scale, FirstBlock<PairsTransposed>)                                   \
+    KIND(ScaleAndRound<PairsOfRows>, FirstBlock<PairsTransposed>)              \
+    KIND(ScaleAndRound<PairsBothWays>, FirstBlock<PairsTransposed>)
 #else
 #define FULMEN_PAIR_PRODUCTS(KIND)
 #endif

@@ -19,6 +19,7 @@ namespace FULMEN_ISA {
 FULMEN_CALLS(FULMEN_KERNEL)
 #undef FULMEN_KERNEL
 int64_t fma_burst(int64_t rounds);
+int64_t attention_forward_workspace(const fulmen_attention_forward_call &);  // in bytes
 }  // namespace FULMEN_ISA
 #endif
 

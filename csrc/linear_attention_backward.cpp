@@ -1,4 +1,6 @@
 // The backward pass: which worker takes which head, where states are kept, and how shared heads are summed.
+#include <utility>
+
 #include "backward_worker.h"
 #include "kernels.h"
 #include "segments.h"
@@ -20,6 +22,31 @@ bool wants_decays(const fulmen_attention_backward_call &call) { return call.dlog
 bool wants_first_walk(const fulmen_attention_backward_call &call) { return call.dq.data || wants_decays(call); }
 bool wants_second_walk(const fulmen_attention_backward_call &call) {
     return call.dk.data || call.dv.data || call.dinitial.data || wants_decays(call);
+}
+
+// The gradient of the queries is linear attention too, of the output's gradient to the values, over the keys:
+//
+//     dq_i = scale S_i do_i,     S_i^T = e^{a_i} S_{i-1}^T + v_i k_i^T
+//
+// The forward computes it in fewer passes than the first walk, which other gradients need: those of decays, those that
+// heads share, and decays per channel, which weigh what the two have exchanged.
+bool query_gradient_is_attention(const fulmen_attention_backward_call &call) {
+    const fulmen_problem &p = call.problem;
+    return call.dq.data && call.grad_output.data && call.grad_output.dtype == p.k.dtype && !wants_decays(call) &&
+           p.query_heads == p.heads && !by_channel(p.decay_form) && !decays(p.decay_v_form);
+}
+
+fulmen_attention_forward_call query_gradient(const fulmen_attention_backward_call &call) {
+    fulmen_attention_forward_call x = {};
+    x.problem = call.problem;
+    x.problem.q = call.grad_output;
+    std::swap(x.problem.k, x.problem.v);
+    std::swap(x.problem.key_heads, x.problem.value_heads);
+    std::swap(x.problem.key_size, x.problem.value_size);
+    std::swap(x.problem.initial_state.stride_row, x.problem.initial_state.stride_column);
+    if (x.problem.schedule == FULMEN_RECURRENT) x.problem.schedule = FULMEN_LOOP;
+    x.output = call.dq;
+    return x;
 }
 
 // Tokens of a sequence, and the state and gradient of a state that enter them from the left and from the right.
@@ -87,7 +114,10 @@ public:
 
     void walk_right(int64_t first, int64_t last) {
         if (!has_first_walk) return;
-        if (first == 0) enter(entering, initial);
+        if (first == 0) {
+            enter(entering, initial);
+            worker.round_state();
+        }
         last = smaller(last, s.tokens);
         for (int64_t t = first; t < last; t += kChunk) {
             if (restarts && is_kept(t / kChunk)) memcpy(kept_state(t / kChunk).data, worker.state.data, state_bytes());
@@ -99,7 +129,7 @@ public:
         if (!has_second_walk) return;
         if (last >= s.tokens && (first < s.tokens || first == 0)) {
             enter(entering_gradient, grad_final);
-            worker.turn();
+            worker.round_state();
         }
         last = smaller(last, s.tokens);
         for (int64_t chunk = chunks_of(last) - 1; chunk >= first / kChunk && last > first; --chunk) {
@@ -160,11 +190,17 @@ template <class HeadBackward> struct Plan {
         head_bytes = counting.bytes();
     }
     Teams teams(const fulmen_problem &p) const { return Teams(p, threads, group); }
+    // Whether heads alone do not occupy the threads evenly.
+    bool uneven() const { return segments == 1 && heads % threads != 0 && heads < 4 * threads; }
     double *sums;     // the decay gradient of each head and segment, over its tokens
     char *summaries;  // of the state and of its gradient, for each head and segment
     char *memory;     // of each head that is walked at a time
-    bool reserve(const fulmen_problem &p) {
-        return reserve_workspace(p.header, [&](Arena &arena) { reserve(arena, p); });
+    char *queries;    // what the gradient of the queries needs by itself
+    bool reserve(const fulmen_problem &p, int64_t for_queries) {
+        return reserve_workspace(p.header, [&](Arena &arena) {
+            reserve(arena, p);
+            queries = (char *)arena.floats(for_queries / 4);
+        });
     }
 
 private:
@@ -213,12 +249,11 @@ void walk_together(const fulmen_attention_backward_call &call, const Plan<HeadBa
     }
 }
 
-// Without decay gradients the two walks do not depend on each other: when heads alone do not occupy the threads evenly,
-// each walk is a task of its own.
+// Without decay gradients the two walks do not depend on each other: where heads are uneven, each walk is a task of its
+// own.
 template <class HeadBackward>
 void walk_alone(const fulmen_attention_backward_call &call, const Plan<HeadBackward> &plan) {
-    const bool split = wants_first_walk(call) && wants_second_walk(call) && !wants_decays(call) &&
-                       plan.heads % plan.threads != 0 && plan.heads < 4 * plan.threads;
+    const bool split = wants_first_walk(call) && wants_second_walk(call) && !wants_decays(call) && plan.uneven();
     parallel_for(plan.threads, split ? 2 * plan.heads : plan.heads, [&](int64_t task, int64_t worker) {
         const int64_t index = split ? task / 2 : task;
         Arena arena(plan.memory + worker * plan.head_bytes);
@@ -288,10 +323,21 @@ void walk_segments(const fulmen_attention_backward_call &call, const Plan<HeadBa
     }
 }
 
-template <class HeadBackward> int64_t attention_backward_with(const fulmen_attention_backward_call &call) {
+template <class HeadBackward> int64_t attention_backward_with(fulmen_attention_backward_call call) {
     const fulmen_problem &p = call.problem;
     Plan<HeadBackward> plan(call);
-    if (!plan.reserve(p)) return FULMEN_NO_WORKSPACE;
+    if (query_gradient_is_attention(call) && !plan.uneven()) {
+        fulmen_attention_forward_call queries = query_gradient(call);
+        fulmen_header &header = queries.problem.header;
+        header.workspace_bytes = attention_forward_workspace(queries);
+        if (!plan.reserve(p, header.workspace_bytes)) return FULMEN_NO_WORKSPACE;
+        header.workspace = plan.queries;
+        attention_forward(queries);
+        call.dq = {};
+        if (!wants_second_walk(call)) return FULMEN_OK;
+    } else if (!plan.reserve(p, 0)) {
+        return FULMEN_NO_WORKSPACE;
+    }
     if (plan.group > 1)
         plan.teams(p).for_each(plan.heads, plan.memory, plan.head_bytes,
                                [&](const Team &team) { walk_together(call, plan, team); });

@@ -39,15 +39,25 @@ bool attend_token_by_token(const fulmen_attention_forward_call &call, const Head
     return attend_token_by_token(p, x, arena, buffer, sweep);
 }
 
+// Of a call, in bytes.
+template <class Worker> struct Workspace {
+    int64_t per_worker, per_summary, all;
+    Workspace(const fulmen_problem &p, const ForwardPlan &plan) {
+        const int64_t columns = plan.slices.width;
+        per_worker = p.schedule == FULMEN_RECURRENT ? token_by_token_bytes<TokenBuffer>(p, columns)
+                                                    : bytes_of<Worker>(p, columns, plan.together);
+        per_summary = plan.segments > 1 ? bytes_of<Summary>(p.key_size, columns) : 0;
+        all = plan.threads * per_worker + plan.head_slices() * plan.segments * per_summary;
+    }
+};
+
 template <class Worker> int64_t attention_forward_with(const fulmen_attention_forward_call &call) {
     const fulmen_problem &p = call.problem;
     const ForwardPlan plan = plan_of(p);
-    const int64_t segments = plan.segments, columns = plan.slices.width;
-    const int64_t per_worker = p.schedule == FULMEN_RECURRENT ? token_by_token_bytes<TokenBuffer>(p, columns)
-                                                              : bytes_of<Worker>(p, columns, plan.together);
-    const int64_t per_summary = segments > 1 ? bytes_of<Summary>(p.key_size, columns) : 0;
-    char *const workspace =
-        workspace_of(p.header, plan.threads * per_worker + plan.head_slices() * segments * per_summary);
+    const int64_t segments = plan.segments;
+    const Workspace<Worker> bytes(p, plan);
+    const int64_t per_worker = bytes.per_worker, per_summary = bytes.per_summary;
+    char *const workspace = workspace_of(p.header, bytes.all);
     if (!workspace) return FULMEN_NO_WORKSPACE;
     auto memory_of = [&](int64_t worker) { return Arena(workspace + worker * per_worker); };
 
@@ -100,12 +110,23 @@ template <class Worker> int64_t attention_forward_with(const fulmen_attention_fo
     return grows ? FULMEN_GROWS : FULMEN_OK;
 }
 
+// Calls f with the element of a call's workers.
+template <class F> int64_t with_element(const fulmen_attention_forward_call &call, F f) {
+    if (call.value_weights.data || call.skip.data) return f(float());
+    return with_element(call.problem, f);
+}
+
 }  // namespace
 
 int64_t attention_forward(const fulmen_attention_forward_call &call) {
-    if (call.value_weights.data || call.skip.data) return attention_forward_with<ForwardWorker<float>>(call);
-    return with_element(call.problem,
+    return with_element(call,
                         [&](auto element) { return attention_forward_with<ForwardWorker<decltype(element)>>(call); });
+}
+
+int64_t attention_forward_workspace(const fulmen_attention_forward_call &call) {
+    return with_element(call, [&](auto element) {
+        return Workspace<ForwardWorker<decltype(element)>>(call.problem, plan_of(call.problem)).all;
+    });
 }
 
 }  // namespace FULMEN_ISA

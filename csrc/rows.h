@@ -99,7 +99,7 @@ constexpr int64_t kAhead = 2 * kPanel;  // tokens; the nearest chunk would come 
 
 FULMEN_INLINE void prefetch(Rows rows, int64_t first, int64_t count, int64_t size, int64_t part, int64_t parts) {
     const int64_t bytes = rows.present() ? size * rows.element_bytes() : 0;
-    for (int64_t r = part * count / parts; r < (part + 1) * count / parts; ++r)
+    for (int64_t r = part; r < count; r += parts)
         for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(rows.row(first + r) + b, 0, 2);
 }
 

@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include <type_traits>
 #include <utility>
 
 #if defined(__F16C__)
@@ -40,6 +41,7 @@ FULMEN_INLINE Vec load(const float *p) { return *(const VecInMemory *)p; }
 FULMEN_INLINE void store(float *p, Vec x) { *(VecInMemory *)p = x; }
 FULMEN_INLINE Vec broadcast(float x) { return x - Vec{}; }
 FULMEN_INLINE Vec multiply_add(Vec a, Vec b, Vec sum) { return a * b + sum; }
+FULMEN_INLINE Vec multiply_add(float a, Vec b, Vec sum) { return a * b + sum; }
 #if (defined(__AVX512F__) && FULMEN_VECTOR_BYTES == 64) || (defined(__AVX2__) && FULMEN_VECTOR_BYTES == 32)
 constexpr bool kHides = true;
 // x, of which the compiler does not know how it was computed. (Of __builtin_assoc_barrier on a vector GCC makes a
@@ -53,7 +55,7 @@ constexpr bool kHides = false;
 FULMEN_INLINE Vec hidden(Vec x) { return x; }
 #endif
 // The first term of a chain of multiply-adds: rounded by itself, and not contracted with the next one in its place.
-FULMEN_INLINE Vec term(Vec a, Vec b) { return kHides ? hidden(a * b) : multiply_add(a, b, Vec{}); }
+FULMEN_INLINE Vec term(float a, Vec b) { return kHides ? hidden(a * b) : multiply_add(a, b, Vec{}); }
 FULMEN_INLINE Vec select(IntVec mask, Vec yes, Vec no) { return mask ? yes : no; }
 
 template <class T> FULMEN_INLINE T smaller(T a, T b) { return b < a ? b : a; }
@@ -246,7 +248,17 @@ FULMEN_INLINE Vec multiply_add(BitVec a, BitVec b, Vec sum) {
 #endif
 }
 
-FULMEN_INLINE Vec term(BitVec a, BitVec b) { return multiply_add(a, b, Vec{}); }
+// With one pair for all lanes. GCC would make two instructions of it, one that loads the pair: more than the CPU looks
+// ahead over, from the end of a tile into the next.
+FULMEN_INLINE Vec multiply_add(const Pair &a, BitVec b, Vec sum) {
+#if defined(__AVX512BF16__)
+    asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(b), "m"(a));
+    return sum;
+#else
+    return multiply_add(broadcast(a), b, sum);
+#endif
+}
+FULMEN_INLINE Vec term(const Pair &a, BitVec b) { return multiply_add(a, b, Vec{}); }
 
 // The lanes of both in order, rounded: pairs of neighbours.
 template <int... L> FULMEN_INLINE BitVec in_pairs(Vec first, Vec second, std::integer_sequence<int, L...>) {

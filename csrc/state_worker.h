@@ -103,12 +103,20 @@ protected:
                                      const Element *values) {
         multiply(state.panel(p), key.blocks(), start, FirstBlock<TransposedOf<Element>>{keys.weighed(), values});
         clear_padding(state, key.size(), value.size(), p);
-        round_padding(p, start);
+        if (key.size() % kPanel != 0 || (p + 1) * kPanel > value.size()) round_again(p, start);
     }
-    FULMEN_MEMBER void round_padding(int64_t, const Scale &) const {}
-    FULMEN_MEMBER void round_padding(int64_t p, const ScaleAndRound &start) const {
-        const int64_t first = key.size() / 2 * 2;  // the row before the padding may share a pair with it
-        round_rows(state.panel(p) + first * kPanel, key.blocks() * kPanel - first, start.rounded + first / 2 * kPanel);
+    // What the product rounded still has the padding that was cleared.
+    FULMEN_MEMBER void round_again(int64_t, const Scale &) const {}
+    template <class Rounded> FULMEN_MEMBER void round_again(int64_t p, const ScaleAndRound<Rounded> &start) const {
+        round_panel(p, start.rounded);
+    }
+    template <class Rounded> FULMEN_MEMBER void round_panel(int64_t p, const Rounded &rounded) const {
+        for (int64_t r = 0; r < key.blocks() * kPanel; r += 2) {
+            Vec rows[2][kPanel / kLanes];
+            for (int x = 0; x < 2 * kPanel; x += kLanes)
+                rows[x / kPanel][x % kPanel / kLanes] = load(state.panel(p) + r * kPanel + x);
+            rounded.put(rows, r, 0);
+        }
     }
 
     // result = (left * values^T)^T: [token][key channel]; left is the state, as floats or rounded along its rows. Both
@@ -147,8 +155,7 @@ public:
 
     void round_state() {
         if constexpr (!kInFloats)
-            for (int64_t p = 0; p < value.blocks(); ++p)
-                round_rows(state.panel(p), key.blocks() * kPanel, factor.panel(p));
+            for (int64_t p = 0; p < value.blocks(); ++p) this->round_panel(p, PairsOfRows{factor.panel(p)});
     }
 
 protected:
@@ -159,11 +166,10 @@ protected:
 
     // S = decayed S + keys^T values, for panel p of S and one of the values.
     FULMEN_MEMBER void advance_panel(int64_t p, const Operand<Element> &keys, const Element *values) {
-        const Scale start = decayed(key, value, p);
         if constexpr (kInFloats)
-            Base::advance_panel(p, start, keys, values);
+            Base::advance_panel(p, decayed(key, value, p), keys, values);
         else
-            Base::advance_panel(p, ScaleAndRound{start, factor.panel(p)}, keys, values);
+            Base::advance_panel(p, ScaleAndRound<PairsOfRows>{key.totals(), {factor.panel(p)}}, keys, values);
     }
 
     const PanelsOf<Element> factor;  // the state, in pairs rounded

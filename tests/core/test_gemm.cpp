@@ -249,15 +249,45 @@ Pair pair(float first, float second) {
             multiply(c, blocks, scale, FirstBlock<TransposedOf<Pair>>{turned, right.panels.panel(p)});
         });
 
-    Packed<Pair> rounded(blocks * kPanel / 2, f.columns, [](int64_t, int64_t) { return Pair{0}; });
+    Packed<Pair> of_rows(blocks * kPanel / 2, f.columns, [](int64_t, int64_t) { return Pair{0}; });
+    Packed<Pair> of_columns(blocks * kPanel, (f.columns + 1) / 2, [](int64_t, int64_t) { return Pair{0}; });
+    const float *const scales = row_weights.x.data();
+    auto check_rounded = [&](const char *what, Pair got, int64_t half, int64_t r, int64_t c) {
+        const float sum = scaled(before(r, c), product(r, c), row_weights(0, r));
+        CHECK((got.bits >> 16 * half & 0xffff) == round_to_bfloat16(broadcast(sum))[0], "%s, %d x %d x %d: at %d, %d",
+              what, (int)f.rows, (int)f.depth, (int)f.columns, (int)r, (int)c);
+    };
+    auto check_rows = [&](const char *what) {
+        for (int64_t r = 0; r < f.rows; ++r)
+            for (int64_t c = 0; c < f.columns; ++c) check_rounded(what, *of_rows.panels.at(r / 2, c), r % 2, r, c);
+        for (Pair &x : of_rows.memory) x = {0};
+    };
     check("pairs added and rounded", scaled, [&](float *c, int64_t p) {
-        multiply(c, blocks, ScaleAndRound(scale, rounded.panels.panel(p)), of(turned, p));
+        multiply(c, blocks, ScaleAndRound<PairsOfRows>{scales, {of_rows.panels.panel(p)}}, of(turned, p));
     });
-    for (int64_t r = 0; r + 1 < f.rows; r += 2)
-        for (int64_t c = 0; c < f.columns; ++c) {
-            auto sum = [&](int64_t row) { return scaled(before(row, c), product(row, c), row_weights(0, row)); };
-            CHECK(rounded.panels.at(r / 2, c)->bits == lane_pairs(broadcast(sum(r)), broadcast(sum(r + 1)))[0],
-                  "rounded %d x %d x %d: at %d, %d", (int)f.rows, (int)f.depth, (int)f.columns, (int)r, (int)c);
+    check_rows("rounded");
+    check("pairs added and rounded both ways", scaled, [&](float *c, int64_t p) {
+        const PairsBothWays rounded(of_rows.panels.panel(p), of_columns.panels.at(0, p * kPanel / 2));
+        multiply(c, blocks, ScaleAndRound<PairsBothWays>{scales, rounded}, of(turned, p));
+    });
+    check_rows("rounded both ways");
+    for (int64_t r = 0; r < f.rows; ++r)
+        for (int64_t c = 0; c < f.columns; ++c)
+            check_rounded("its columns", *of_columns.panels.at(r, c / 2), c % 2, r, c);
+
+    // Rows in the caller's memory get the results, and what stands between them stays.
+    const int64_t apart = f.panels() * kPanel + 3;
+    std::vector<uint16_t> written((size_t)(blocks * kPanel * apart), 7);
+    for (int64_t p = 0; p < f.panels(); ++p)
+        multiply(nullptr, blocks, ToRows{written.data() + p * kPanel, apart}, of(as_stored, p), weights, of(turned, p));
+    for (int64_t r = 0; r < f.rows; ++r)
+        for (int64_t c = 0; c < apart; ++c) {
+            if (c >= f.columns && c < f.panels() * kPanel) continue;  // padding
+            const bool result = c < f.columns;
+            const uint16_t expected =
+                result ? round_to_bfloat16(broadcast(weighed(0, product(r, c), row_weights(0, r))))[0] : (uint16_t)7;
+            CHECK(written[(size_t)(r * apart + c)] == expected, "to rows, %d x %d x %d: at %d, %d", (int)f.rows,
+                  (int)f.depth, (int)f.columns, (int)r, (int)c);
         }
 }
 
