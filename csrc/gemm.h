@@ -134,6 +134,29 @@ struct ToRows {
             for (int v = 0; v < Vecs; ++v) store_as(BFloat16(), to + v * kLanes, acc[r][v]);
     }
 };
+// The same, times rows like them; before that the results go to rows of floats too, if there are any.
+struct ToGatedRows {
+    ToRows result, gate;
+    float *kept;
+    int64_t kept_stride;
+    template <class Tile> FULMEN_MEMBER void begin(Tile &acc, const float *c) const { Zero{}.begin(acc, c); }
+    template <int Rows, int Vecs>
+    FULMEN_MEMBER void end(Vec (&acc)[Rows][Vecs], float *c, int64_t row, int column) const {
+        const ToRows weights = gate;  // copies, which no store can change
+        const int64_t stride = kept_stride;
+        if (float *const to = kept)
+#pragma GCC unroll 16
+            for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+                for (int v = 0; v < Vecs; ++v) store(to + (row + r) * stride + column + v * kLanes, acc[r][v]);
+#pragma GCC unroll 16
+        for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+            for (int v = 0; v < Vecs; ++v)
+                acc[r][v] *= load_as(BFloat16(), weights.rows + (row + r) * weights.stride + column + v * kLanes);
+        result.end(acc, c, row, column);
+    }
+};
 // Adds what c was, weighed. Last: a large c is rounded once, and not with every term of a product.
 struct Scale {
     const float *row_weights;     // one per row
@@ -313,6 +336,8 @@ typedef AsStoredOf<Pair> PairsAsStored;
 typedef TransposedOf<Pair> PairsTransposed;
 #define FULMEN_PAIR_PRODUCTS(KIND)                                             \
     KIND(Zero, Product<PairsAsStored>)                                         \
+    KIND(ToRows, Product<PairsAsStored>)                                       \
+    KIND(ToGatedRows, Product<PairsAsStored>)                                  \
     KIND(Zero, Product<PairsAsStored>, RowWeights, Product<PairsAsStored>)     \
     KIND(Zero, Product<PairsAsStored>, RowWeights, Product<PairsTransposed>)   \
     KIND(ToRows, Product<PairsAsStored>, RowWeights, Product<PairsTransposed>) \

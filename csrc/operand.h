@@ -132,6 +132,17 @@ public:
             });
     }
 
+    // Rows of bfloat16 times others, element by element, rounded. Sizes are whole panels.
+    void load_products(Rows a, Rows b, int64_t count) const {
+        fill_pairs(count, nullptr, [a, b, size = size](int64_t r, int64_t f) {
+            const uint16_t *const of_a = (const uint16_t *)a.row(r) + f, *const of_b = (const uint16_t *)b.row(r) + f;
+            auto product = [&](int64_t x) {
+                return f + x < size ? load_as(BFloat16(), of_a + x) * load_as(BFloat16(), of_b + x) : Vec{};
+            };
+            return in_pairs(product(0), product(kLanes));
+        });
+    }
+
     // Rows in floats, a chunk of them unless said, to pairs.
     void round(int64_t count = kPanel) const {
         if (use.in_floats)

@@ -173,15 +173,49 @@ FULMEN_INLINE void prefetch_all(Prefetches list, int64_t part, int64_t parts) {
 
 int64_t row_blocks(int64_t count) { return (count + kPanel - 1) / kPanel; }
 
-// result = left * right, for the rows of a chunk.
+// result = left * right, for the rows of a chunk; start(p) says what becomes of panel p.
+template <class Element, class Start>
+void multiply_rows(const Packed &result, const Operand<Element> &left, PanelsOf<Element> right, int64_t count,
+                   Prefetches soon, Start start) {
+    for (int64_t p = 0; p < result.blocks(); ++p) {
+        prefetch_all(soon, p, result.blocks());
+        multiply(result.panel(p), row_blocks(count), start(p),
+                 Product<AsStoredOf<Element>>{left.over_channels(), right.panel(p), padded(left.size) / kPanel});
+    }
+}
 template <class Element>
 void multiply_rows(const Packed &result, const Operand<Element> &left, PanelsOf<Element> right, int64_t count,
                    Prefetches soon) {
-    for (int64_t p = 0; p < result.blocks(); ++p) {
-        prefetch_all(soon, p, result.blocks());
-        multiply(result.panel(p), row_blocks(count), Zero{},
-                 Product<AsStoredOf<Element>>{left.over_channels(), right.panel(p), padded(left.size) / kPanel});
-    }
+    multiply_rows(result, left, right, count, soon, [](int64_t) { return Zero{}; });
+}
+
+// Whether a product in pairs can write and read rows by itself: it does so in whole panels.
+bool in_whole_panels(int64_t size, int64_t count, std::initializer_list<Rows> all) {
+    bool whole = count % kPanel == 0 && size % kPanel == 0;
+    for (const Rows &rows : all) whole = whole && rows.dtype == FULMEN_BFLOAT16;
+    return whole;
+}
+FULMEN_INLINE ToRows to_rows(Rows rows, int64_t p) { return {(uint16_t *)rows.data + p * kPanel, rows.stride}; }
+
+// The same, to rows in the caller's memory; what is in `result` afterwards does not matter.
+template <class Element>
+void multiply_rows_to(Rows to, const Packed &result, const Operand<Element> &left, PanelsOf<Element> right,
+                      int64_t count, Prefetches soon) {
+    if constexpr (kNumbers<Element> > 1)
+        if (in_whole_panels(result.size, count, {to}))
+            return multiply_rows(result, left, right, count, soon, [&](int64_t p) { return to_rows(to, p); });
+    multiply_rows(result, left, right, count, soon);
+    result.store(to, count);
+}
+
+// to = gate * (left * right), in whole panels; kept = left * right, unless it is absent.
+template <class Element>
+void multiply_gated(Rows to, Rows gate, Rows kept, const Packed &result, const Operand<Element> &left,
+                    PanelsOf<Element> right, int64_t count, Prefetches soon) {
+    multiply_rows(result, left, right, count, soon, [&](int64_t p) {
+        return ToGatedRows{to_rows(to, p), to_rows(gate, p), kept.present() ? (float *)kept.data + p * kPanel : nullptr,
+                           kept.stride};
+    });
 }
 
 // sum += left^T right, over the rows of two chunks.
@@ -201,6 +235,14 @@ void multiply_elements(Panels result, Panels a, Panels b, int64_t size, int64_t 
     for (int64_t p = 0; p * kPanel < size; ++p)
         for (int64_t x = 0; x < row_blocks(count) * kBlock; x += kLanes)
             store(result.panel(p) + x, load(a.panel(p) + x) * load(b.panel(p) + x));
+}
+
+// to = a * b, element by element, of bfloat16 and of floats, in whole panels.
+void multiply_elements(Rows to, Rows a, Rows b, int64_t size, int64_t count) {
+    for (int64_t r = 0; r < count; ++r)
+        for (int64_t f = 0; f < size; f += kLanes)
+            store_as(BFloat16(), (uint16_t *)to.row(r) + f,
+                     load_as(BFloat16(), (const uint16_t *)a.row(r) + f) * load((const float *)b.row(r) + f));
 }
 
 // Some tokens of one head of a round.
@@ -269,7 +311,13 @@ public:
             const Operand<Element> q(memory, kRows, p.key_size, kOverChannels);
             const Packed g(memory, p.value_size), o(memory, p.value_size);
             walk.for_each_chunk([&](const Chunk &now, const Chunk &next) {
+                const Rows to = rows(output, now), gate = rows(p.gate, now);
                 q.load(rows(p.q, now), now.count);
+                if constexpr (kNumbers<Element> > 1)
+                    if (in_whole_panels(p.value_size, now.count, {to, gate}))
+                        return multiply_gated(
+                            to, gate, rows(p.qkv, now), o, q, factor(now.head, kv), now.count,
+                            {soon(p.gate, g, next), soon(output, o, next), soon(p.qkv, o, next), soon(p.q, q, next)});
                 multiply_rows(o, q, factor(now.head, kv), now.count,
                               {soon(p.gate, g, now), soon(output, o, now), soon(p.qkv, o, now), soon(p.q, q, next)});
                 if (p.qkv.data) o.store(rows(p.qkv, now), now.count);
@@ -294,19 +342,20 @@ public:
             clear(dkv, walk);
             walk.for_each_chunk([&](const Chunk &now, const Chunk &next) {
                 q.load(rows(p.q, now), now.count);
-                go.load(rows(grad, now), now.count);
-                if (p.qkv.data)
-                    qkv.load(rows(p.qkv, now), now.count);
-                else
-                    multiply_rows(qkv, q, factor(now.head, kv), now.count, {});
-                multiply_elements(qkv.panels, go.panels, qkv.panels, p.value_size, now.count);
-                qkv.store(rows(call.dgate, now), now.count);
-                g.load(rows(p.gate, now), now.count);
-                multiply_elements(g.in_floats(), go.panels, g.in_floats(), p.value_size, now.count);
-                g.round(now.count);
-                multiply_rows(dq, g, transposed(now.head), now.count,
-                              {soon(call.dq, dq, now), soon(p.q, q, next), soon(grad, go, next)});
-                dq.store(rows(call.dq, now), now.count);
+                if (!gate_in_pairs(call, now, q, g, qkv)) {
+                    go.load(rows(grad, now), now.count);
+                    if (p.qkv.data)
+                        qkv.load(rows(p.qkv, now), now.count);
+                    else
+                        multiply_rows(qkv, q, factor(now.head, kv), now.count, {});
+                    multiply_elements(qkv.panels, go.panels, qkv.panels, p.value_size, now.count);
+                    qkv.store(rows(call.dgate, now), now.count);
+                    g.load(rows(p.gate, now), now.count);
+                    multiply_elements(g.in_floats(), go.panels, g.in_floats(), p.value_size, now.count);
+                    g.round(now.count);
+                }
+                multiply_rows_to(rows(call.dq, now), dq, g, transposed(now.head), now.count,
+                                 {soon(call.dq, dq, next), soon(p.q, q, next), soon(grad, go, next)});
                 add_outer(dkv(now.head, walk.index), q, g, now.count,
                           {soon(call.dgate, g, next), soon(p.gate, g, next), soon(p.qkv, qkv, next)});
             });
@@ -327,15 +376,31 @@ public:
             walk.for_each_chunk([&](const Chunk &now, const Chunk &next) {
                 k.load(rows(p.k, now), now.count);
                 v.load(rows(p.v, now), now.count);
-                multiply_rows(dk, v, transposed(now.head), now.count, {soon(call.dk, dk, now), soon(p.k, k, next)});
-                dk.store(rows(call.dk, now), now.count);
-                multiply_rows(dv, k, factor(now.head, dkv), now.count, {soon(call.dv, dv, now), soon(p.v, v, next)});
-                dv.store(rows(call.dv, now), now.count);
+                multiply_rows_to(rows(call.dk, now), dk, v, transposed(now.head), now.count,
+                                 {soon(call.dk, dk, next), soon(p.k, k, next)});
+                multiply_rows_to(rows(call.dv, now), dv, k, factor(now.head, dkv), now.count,
+                                 {soon(call.dv, dv, next), soon(p.v, v, next)});
             });
         });
     }
 
 private:
+    // dgate, and g = do gate, straight from the caller's rows, where these are whole panels of bfloat16.
+    bool gate_in_pairs(const fulmen_output_gate_backward_call &call, const Chunk &at, const Operand<Element> &q,
+                       const Operand<Element> &g, const Packed &qkv) const {
+        if constexpr (kNumbers<Element> > 1) {
+            const Rows grad = rows(call.grad_output, at), gate = rows(p.gate, at), dgate = rows(call.dgate, at);
+            if (!in_whole_panels(p.value_size, at.count, {grad, gate, dgate})) return false;
+            if (p.qkv.data)
+                multiply_elements(dgate, grad, rows(p.qkv, at), p.value_size, at.count);
+            else
+                multiply_gated(dgate, grad, {}, qkv, q, factor(at.head, kv), at.count, {});
+            g.load_products(grad, gate, at.count);
+            return true;
+        }
+        return false;
+    }
+
     static constexpr Use kOverChannels{true, false}, kOverTokens{false, true};
     const Plan &plan;
     const fulmen_output_gate_problem &p;

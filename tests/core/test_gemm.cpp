@@ -277,18 +277,43 @@ Pair pair(float first, float second) {
 
     // Rows in the caller's memory get the results, and what stands between them stays.
     const int64_t apart = f.panels() * kPanel + 3;
-    std::vector<uint16_t> written((size_t)(blocks * kPanel * apart), 7);
-    for (int64_t p = 0; p < f.panels(); ++p)
-        multiply(nullptr, blocks, ToRows{written.data() + p * kPanel, apart}, of(as_stored, p), weights, of(turned, p));
-    for (int64_t r = 0; r < f.rows; ++r)
-        for (int64_t c = 0; c < apart; ++c) {
-            if (c >= f.columns && c < f.panels() * kPanel) continue;  // padding
-            const bool result = c < f.columns;
-            const uint16_t expected =
-                result ? round_to_bfloat16(broadcast(weighed(0, product(r, c), row_weights(0, r))))[0] : (uint16_t)7;
-            CHECK(written[(size_t)(r * apart + c)] == expected, "to rows, %d x %d x %d: at %d, %d", (int)f.rows,
-                  (int)f.depth, (int)f.columns, (int)r, (int)c);
-        }
+    auto check_to_rows = [&](const char *what, auto result, auto multiply) {
+        std::vector<uint16_t> got((size_t)(blocks * kPanel * apart), 7);
+        for (int64_t p = 0; p < f.panels(); ++p) multiply(ToRows{got.data() + p * kPanel, apart}, p);
+        for (int64_t r = 0; r < f.rows; ++r)
+            for (int64_t c = 0; c < apart; ++c) {
+                if (c >= f.columns && c < f.panels() * kPanel) continue;  // padding
+                const uint16_t expected = c < f.columns ? round_to_bfloat16(broadcast(result(r, c)))[0] : (uint16_t)7;
+                CHECK(got[(size_t)(r * apart + c)] == expected, "%s, %d x %d x %d: at %d, %d", what, (int)f.rows,
+                      (int)f.depth, (int)f.columns, (int)r, (int)c);
+            }
+    };
+    check_to_rows(
+        "pairs to rows", [&](int64_t r, int64_t c) { return product(r, c); },
+        [&](ToRows to, int64_t p) { multiply(nullptr, blocks, to, of(as_stored, p)); });
+    check_to_rows(
+        "pairs, weighed, to rows", [&](int64_t r, int64_t c) { return weighed(0, product(r, c), row_weights(0, r)); },
+        [&](ToRows to, int64_t p) { multiply(nullptr, blocks, to, of(as_stored, p), weights, of(turned, p)); });
+
+    auto gate_of = [](int64_t r, int64_t c) { return (float)((3 * r + c) % 5 - 2); };
+    std::vector<uint16_t> gate((size_t)(blocks * kPanel * apart));
+    for (int64_t r = 0; r < blocks * kPanel; ++r)
+        for (int64_t c = 0; c < apart; ++c)
+            gate[(size_t)(r * apart + c)] = round_to_bfloat16(broadcast(gate_of(r, c)))[0];
+    for (const bool keeps : {false, true}) {
+        std::vector<float> kept((size_t)(blocks * kPanel * apart), 7.0f);
+        check_to_rows(
+            "pairs to gated rows", [&](int64_t r, int64_t c) { return gate_of(r, c) * product(r, c); },
+            [&](ToRows to, int64_t p) {
+                const ToRows beside{gate.data() + p * kPanel, apart};
+                float *const floats = keeps ? kept.data() + p * kPanel : nullptr;
+                multiply(nullptr, blocks, ToGatedRows{to, beside, floats, apart}, of(as_stored, p));
+            });
+        for (int64_t r = 0; r < f.rows; ++r)
+            for (int64_t c = 0; c < f.columns; ++c)
+                CHECK(kept[(size_t)(r * apart + c)] == (keeps ? product(r, c) : 7.0f), "kept, %d x %d x %d: at %d, %d",
+                      (int)f.rows, (int)f.depth, (int)f.columns, (int)r, (int)c);
+    }
 }
 
 // A product writes its blocks of its panel and nothing else, and calls `meanwhile` once for each block of rows and
