@@ -238,7 +238,7 @@ void multiply_elements(Panels result, Panels a, Panels b, int64_t size, int64_t 
 }
 
 // to = a * b, element by element, of bfloat16 and of floats, in whole panels.
-void multiply_elements(Rows to, Rows a, Rows b, int64_t size, int64_t count) {
+inline void multiply_elements(Rows to, Rows a, Rows b, int64_t size, int64_t count) {
     for (int64_t r = 0; r < count; ++r)
         for (int64_t f = 0; f < size; f += kLanes)
             store_as(BFloat16(), (uint16_t *)to.row(r) + f,
