@@ -170,8 +170,12 @@ private:
     Matrix initial = {}, grad_final = {}, dinitial = {};
 };
 
+// Neighbouring heads that are walked at once, chunk by chunk, as in a forward: their rows share pages. More than two
+// have no more room in L2.
+constexpr int64_t kTogether = 2;
+
 template <class HeadBackward> struct Plan {
-    int64_t longest, threads, heads, segments, head_bytes, group;
+    int64_t longest, threads, heads, segments, head_bytes, group, together = 1;
     SharedGradient dq, dk, dv;
     Plan(const fulmen_attention_backward_call &call)
         : longest(longest_sequence(call.problem)),
@@ -184,8 +188,12 @@ template <class HeadBackward> struct Plan {
         group = group_of(p, {&dq, &dk, &dv});
         segments = group > 1 ? 1 : segments_for(p, heads, threads);
         threads = larger<int64_t>(1, smaller(threads, larger<int64_t>(2, segments) * heads));
+        const int64_t pairs = heads / kTogether;
+        if (segments == 1 && p.heads % kTogether == 0 && (group == 1 || group % kTogether == 0) &&
+            (pairs % threads == 0 || pairs >= 4 * threads))
+            together = kTogether;
         Arena counting(nullptr);
-        HeadBackward(counting, call, longest);
+        counting.place<HeadBackward>(call, longest);
         for (SharedGradient *x : {&dq, &dk, &dv}) x->reserve(counting, p, smaller(kSharedSegment, longest));
         head_bytes = counting.bytes();
     }
@@ -208,8 +216,40 @@ private:
         sums = (double *)arena.floats(2 * heads * segments);
         if (segments > 1)
             summaries = (char *)arena.floats(2 * heads * segments * bytes_of<Summary>(p.key_size, p.value_size) / 4);
-        memory = (char *)arena.floats(teams(p).count * teams(p).heads * head_bytes / 4);
+        const int64_t of_a_team = group > 1 ? teams(p).heads : together;
+        memory = (char *)arena.floats(teams(p).count * of_a_team * head_bytes / 4);
     }
+};
+
+// Heads from `first` on that are walked together; memory_of(head) is a piece of workspace for one.
+template <class HeadBackward> class Neighbours {
+public:
+    template <class Memory>
+    Neighbours(const fulmen_attention_backward_call &call, const Plan<HeadBackward> &plan, int64_t first,
+               Memory memory_of)
+        : count(plan.together) {
+        for (int64_t i = 0; i < count; ++i) {
+            Arena arena(memory_of(first + i));
+            heads[i] = arena.place<HeadBackward>(call, plan.longest);
+            heads[i]->start(call, first + i);
+        }
+    }
+    HeadBackward &operator[](int64_t i) const { return *heads[i]; }
+
+    // Tokens [first, last), or as many of them as there are.
+    void walk_right(int64_t first, int64_t last) const {
+        for (int64_t t = first; t < last; t += kChunk)
+            for (int64_t i = 0; i < count; ++i) heads[i]->walk_right(t, t + kChunk);
+    }
+    void walk_left(int64_t first, int64_t last) const {
+        for (int64_t t = first + (last - first - 1) / kChunk * kChunk; t >= first; t -= kChunk)
+            for (int64_t i = 0; i < count; ++i) heads[i]->walk_left(t, t + kChunk);
+    }
+
+    const int64_t count;
+
+private:
+    HeadBackward *heads[kTogether];
 };
 
 // Heads that share inputs.
@@ -220,30 +260,29 @@ void walk_together(const fulmen_attention_backward_call &call, const Plan<HeadBa
     for (int64_t head = team.first; head < team.first + team.heads; ++head)
         tokens = larger(tokens, sequence(p, head / p.heads).tokens);
     auto walk = [&](int64_t first, auto f) {
-        team.for_each_head([&](int64_t index) {
-            Arena arena(team.memory_of(index));
-            HeadBackward head(arena, call, plan.longest);
-            head.start(call, index);
-            HeadGradients &out = head.out();
-            out.q = plan.dq.own(p, team, index, first, out.q);
-            out.k = plan.dk.own(p, team, index, first, out.k);
-            out.v = plan.dv.own(p, team, index, first, out.v);
-            f(head, index);
+        parallel_for(team.threads, team.heads / plan.together, [&](int64_t task, int64_t) {
+            const int64_t index = team.first + task * plan.together;
+            const Neighbours<HeadBackward> heads(call, plan, index, [&](int64_t head) { return team.memory_of(head); });
+            for (int64_t i = 0; i < heads.count; ++i) {
+                HeadGradients &out = heads[i].out();
+                out.q = plan.dq.own(p, team, index + i, first, out.q);
+                out.k = plan.dk.own(p, team, index + i, first, out.k);
+                out.v = plan.dv.own(p, team, index + i, first, out.v);
+                heads[i].decay_sum() = plan.sums[index + i];
+            }
+            f(heads);
+            for (int64_t i = 0; i < heads.count; ++i) plan.sums[index + i] = heads[i].decay_sum();
         });
     };
+    for (int64_t index = team.first; index < team.first + team.heads; ++index) plan.sums[index] = 0;
     for (int64_t first = 0; first < tokens; first += kSharedSegment) {
-        const int64_t last = first + kSharedSegment;
-        walk(first, [&](HeadBackward &head, int64_t) { head.walk_right(first, last); });
+        const int64_t last = smaller(first + kSharedSegment, tokens);
+        walk(first, [&](const Neighbours<HeadBackward> &heads) { heads.walk_right(first, last); });
         plan.dq.sum(p, team, first, last);
     }
-    for (int64_t index = team.first; index < team.first + team.heads; ++index) plan.sums[index] = 0;
     for (int64_t first = (tokens - 1) / kSharedSegment * kSharedSegment; first >= 0; first -= kSharedSegment) {
-        const int64_t last = first + kSharedSegment;
-        walk(first, [&](HeadBackward &head, int64_t index) {
-            head.decay_sum() = plan.sums[index];
-            head.walk_left(first, last);
-            plan.sums[index] = head.decay_sum();
-        });
+        const int64_t last = smaller(first + kSharedSegment, tokens);
+        walk(first, [&](const Neighbours<HeadBackward> &heads) { heads.walk_left(first, last); });
         plan.dk.sum(p, team, first, last);
         plan.dv.sum(p, team, first, last);
     }
@@ -253,15 +292,18 @@ void walk_together(const fulmen_attention_backward_call &call, const Plan<HeadBa
 // own.
 template <class HeadBackward>
 void walk_alone(const fulmen_attention_backward_call &call, const Plan<HeadBackward> &plan) {
+    const fulmen_problem &p = call.problem;
     const bool split = wants_first_walk(call) && wants_second_walk(call) && !wants_decays(call) && plan.uneven();
-    parallel_for(plan.threads, split ? 2 * plan.heads : plan.heads, [&](int64_t task, int64_t worker) {
-        const int64_t index = split ? task / 2 : task;
-        Arena arena(plan.memory + worker * plan.head_bytes);
-        HeadBackward head(arena, call, plan.longest);
-        head.start(call, index);
-        if (!split || task % 2 == 1) head.walk_right(0, head.tokens());
-        if (!split || task % 2 == 0) head.walk_left(0, head.tokens());
-        if (!split) plan.sums[index] = head.decay_sum();
+    const int64_t groups = plan.heads / plan.together;
+    parallel_for(plan.threads, split ? 2 * groups : groups, [&](int64_t task, int64_t worker) {
+        const int64_t index = (split ? task / 2 : task) * plan.together;
+        char *const memory = plan.memory + worker * plan.together * plan.head_bytes;
+        const Neighbours<HeadBackward> heads(call, plan, index,
+                                             [&](int64_t head) { return memory + (head - index) * plan.head_bytes; });
+        const int64_t tokens = larger<int64_t>(1, sequence(p, index / p.heads).tokens);  // without any: a state
+        if (!split || task % 2 == 1) heads.walk_right(0, tokens);
+        if (!split || task % 2 == 0) heads.walk_left(0, tokens);
+        for (int64_t i = 0; i < heads.count && !split; ++i) plan.sums[index + i] = heads[i].decay_sum();
     });
 }
 
