@@ -198,8 +198,6 @@ template <class HeadBackward> struct Plan {
         head_bytes = counting.bytes();
     }
     Teams teams(const fulmen_problem &p) const { return Teams(p, threads, group); }
-    // Whether heads alone do not occupy the threads evenly.
-    bool uneven() const { return segments == 1 && heads % threads != 0 && heads < 4 * threads; }
     double *sums;     // the decay gradient of each head and segment, over its tokens
     char *summaries;  // of the state and of its gradient, for each head and segment
     char *memory;     // of each head that is walked at a time
@@ -288,12 +286,13 @@ void walk_together(const fulmen_attention_backward_call &call, const Plan<HeadBa
     }
 }
 
-// Without decay gradients the two walks do not depend on each other: where heads are uneven, each walk is a task of its
-// own.
+// Without decay gradients the two walks do not depend on each other: when heads alone do not occupy the threads evenly,
+// each walk is a task of its own.
 template <class HeadBackward>
 void walk_alone(const fulmen_attention_backward_call &call, const Plan<HeadBackward> &plan) {
     const fulmen_problem &p = call.problem;
-    const bool split = wants_first_walk(call) && wants_second_walk(call) && !wants_decays(call) && plan.uneven();
+    const bool split = wants_first_walk(call) && wants_second_walk(call) && !wants_decays(call) &&
+                       plan.heads % plan.threads != 0 && plan.heads < 4 * plan.threads;
     const int64_t groups = plan.heads / plan.together;
     parallel_for(plan.threads, split ? 2 * groups : groups, [&](int64_t task, int64_t worker) {
         const int64_t index = (split ? task / 2 : task) * plan.together;
@@ -368,7 +367,7 @@ void walk_segments(const fulmen_attention_backward_call &call, const Plan<HeadBa
 template <class HeadBackward> int64_t attention_backward_with(fulmen_attention_backward_call call) {
     const fulmen_problem &p = call.problem;
     Plan<HeadBackward> plan(call);
-    if (query_gradient_is_attention(call) && !plan.uneven()) {
+    if (query_gradient_is_attention(call)) {  // on any number of threads: bits do not depend on it
         fulmen_attention_forward_call queries = query_gradient(call);
         fulmen_header &header = queries.problem.header;
         header.workspace_bytes = attention_forward_workspace(queries);

@@ -15,7 +15,7 @@ from torch import Tensor
 import fulmen
 from fulmen.distributed.fold import Matrix, Summary
 from fulmen.distributed.places import Place
-from fulmen.distributed.recurrence import EnteringGradient
+from fulmen.distributed.recurrence import EnteringGradient, is_learned, precise
 from fulmen.ops.chunks.decay_form import tokens_of
 from fulmen.runtime.tensors import state_dtype
 
@@ -46,10 +46,11 @@ class DeltaRuleShard:
     def summarise(self, initial: Tensor | None = None) -> Summary:
         """Of the shard's last sequence."""
         matrix = self._crossing[1] if self.place.through else self._new(self.states, self.q.shape[3]).zero_()
-        return Summary(Matrix(matrix), self._run(slice(self.place.tail, None), self.v, initial)[1])
+        tail = slice(self.place.tail, None)
+        return Summary(Matrix(matrix), self._run_precisely(tail, self.v[:, tail], initial)[1])
 
     def run(self, initial: Tensor | None) -> tuple[Tensor, Tensor]:
-        return self._run(slice(None), self.v, initial, self.cu_seqlens)
+        return self._run(slice(None), self.q, self.k, self.v, initial, self.cu_seqlens)
 
     def backward(self) -> tuple[EnteringGradient, tuple[Tensor | None, ...]]:
         return _entering_gradient, self._crossing if self.place.head else (None, None)
@@ -62,15 +63,27 @@ class DeltaRuleShard:
         values = self.v.new_zeros(size).expand(self.states, head, self.beta.shape[2], size)
         one = torch.eye(size, dtype=state_dtype(self.q.dtype), device=self.q.device)
         with torch.no_grad():
-            return self._run(slice(None, head), values, one.expand(self._new(self.states, size).shape).contiguous())
+            states = one.expand(self._new(self.states, size).shape).contiguous()
+            return self._run_precisely(slice(None, head), values, states)
+
+    def _run_precisely(self, tokens: slice, values: Tensor, initial: Tensor | None) -> tuple[Tensor, Tensor]:
+        q, k, v = precise(is_learned(self.log_decay), self.q[:, tokens], self.k[:, tokens], values)
+        return self._run(tokens, q, k, v, initial)
 
     def _run(
-        self, tokens: slice, values: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None = None
+        self,
+        tokens: slice,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        initial: Tensor | None,
+        cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
+        """q, k and v are of these tokens."""
         return fulmen.delta_rule(
-            self.q[:, tokens],
-            self.k[:, tokens],
-            values if values is not self.v else self.v[:, tokens],
+            q,
+            k,
+            v,
             self.beta[:, tokens],
             log_decay=tokens_of(self.log_decay, tokens),
             normalize_qk=self.normalize_qk,

@@ -11,7 +11,7 @@ from torch import Tensor
 import fulmen
 from fulmen.distributed.fold import Diagonal, Summary
 from fulmen.distributed.places import Place
-from fulmen.distributed.recurrence import EnteringGradient
+from fulmen.distributed.recurrence import EnteringGradient, is_learned, precise
 from fulmen.ops.chunks.decay_form import DecayForm, tokens_of
 from fulmen.runtime.backends import choose
 from fulmen.runtime.tensors import factor, state_dtype
@@ -47,7 +47,7 @@ class AttentionShard:
     def summarise(self, initial: Tensor | None = None) -> Summary:
         """Of the shard's last sequence: the states alone, without outputs, for about a third of the time with them."""
         tail = slice(self.place.tail, None)
-        k, v = self.k[:, tail], self.v[:, tail]
+        k, v = precise(self._learned, self.k[:, tail], self.v[:, tail])
         a, c = tokens_of(self.log_decay, tail), tokens_of(self.log_decay_v, tail)
         # chunk_states counts the heads of k, v and the decays; those of q may be more.
         if max(k.shape[2], v.shape[2]) < self.heads:
@@ -82,12 +82,17 @@ class AttentionShard:
 
     def backward(self) -> tuple[EnteringGradient, tuple[Tensor | None, ...]]:
         head = slice(None, self.place.head)
-        options = factor(self.scale, self.q), self.schedule, choose(self.backend, self.q.device, self.q.dtype)
+        backend = choose(self.backend, self.q.device, self.q.dtype)
+        options = factor(self.scale, self.q), self.schedule, backend, self._learned
         kept = (
             *(x[:, head] for x in (self.q, self.k, self.v)),
             *(tokens_of(x, head) for x in (self.log_decay, self.log_decay_v)),
         )
         return partial(_entering_gradient, options), kept
+
+    @property
+    def _learned(self) -> bool:
+        return is_learned(self.log_decay, self.log_decay_v)
 
     def _total(self, log_decay: Tensor | None, length: int) -> Tensor | None:
         """Of all tokens: ``[states, H, channels]``, or 1 of a scalar one."""
@@ -102,7 +107,7 @@ class AttentionShard:
 
 
 def _entering_gradient(
-    options: tuple[float, str, str],
+    options: tuple[float, str, str, bool],
     grad_output: Tensor | None,
     grad_state: Tensor | None,
     entering: Tensor,
@@ -113,7 +118,10 @@ def _entering_gradient(
     log_decay_v: Tensor | None,
 ) -> Tensor:
     """The operator's own backward, of the state that enters alone: it walks the states and nothing else."""
-    scale, schedule, backend = options
+    scale, schedule, backend, learned = options
+    q, k, v = precise(learned, q, k, v)
+    if grad_output is not None:
+        (grad_output,) = precise(learned, grad_output)
     wanted = [False] * 5 + [True]
     gradients = torch.ops.fulmen.linear_attention_backward(
         grad_output, grad_state, q, k, v, log_decay, log_decay_v, scale, entering, None, schedule, wanted, backend

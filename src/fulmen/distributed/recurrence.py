@@ -21,6 +21,7 @@ from fulmen.distributed.agreement import Agreement
 from fulmen.distributed.exchange import Gathering, Ranks, summed
 from fulmen.distributed.fold import Summary, Transition, end_of_reach, entering_state, leaving_gradient
 from fulmen.distributed.places import Place
+from fulmen.runtime.tensors import state_dtype
 from fulmen.runtime.torch_private import at_the_end_of_backward
 
 EnteringGradient = Callable[..., Tensor]
@@ -49,6 +50,16 @@ class Shard(Protocol):
         """A function that gives the gradient of the state that enters, ``[states, ...]``, and the last of the tensors
         that it takes: the gradients of the outputs of the sequence that enters and of the state after them, either of
         which may be None, the state that enters, and these."""
+
+
+def is_learned(*log_decays: Tensor | None) -> bool:
+    return any(x is not None and x.requires_grad for x in log_decays)
+
+
+def precise(learned: bool, *inputs: Tensor) -> tuple[Tensor, ...]:
+    """What goes into a state that another rank differentiates its decays with, or into the gradient of such a state.
+    Where a decay is learned, in the dtype of states: from factors of 16 bits its gradient would drift."""
+    return tuple(x.to(state_dtype(x.dtype)) for x in inputs) if learned else inputs
 
 
 def walk(shard: Shard, agreement: Agreement, initial_state: Tensor | None) -> tuple[Tensor, Tensor | None]:
