@@ -8,7 +8,6 @@
 #include <stdint.h>
 #include <string.h>
 
-#include <type_traits>
 #include <utility>
 
 #if defined(__F16C__)
