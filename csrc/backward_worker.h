@@ -86,7 +86,7 @@ public:
     // Before a walk's first chunk, once the state, or its gradient, has entered.
     void round_state() {
         if constexpr (!kInFloats)
-            for (int64_t p = 0; p < value.blocks(); ++p) this->round_panel(p, rounded_state(p));
+            for (int64_t p = 0; p < value.blocks(); ++p) this->round_state_panel(p, rounded_state(p));
     }
 
     // The second walk's chunk: dk, dv, the decay gradients, and the gradient of the state, which `state` now holds.

@@ -188,9 +188,9 @@ template <class HeadBackward> struct Plan {
         group = group_of(p, {&dq, &dk, &dv});
         segments = group > 1 ? 1 : segments_for(p, heads, threads);
         threads = larger<int64_t>(1, smaller(threads, larger<int64_t>(2, segments) * heads));
-        const int64_t pairs = heads / kTogether;
+        const int64_t groups = heads / kTogether;
         if (segments == 1 && p.heads % kTogether == 0 && (group == 1 || group % kTogether == 0) &&
-            (pairs % threads == 0 || pairs >= 4 * threads))
+            (groups % threads == 0 || groups >= 4 * threads))
             together = kTogether;
         Arena counting(nullptr);
         counting.place<HeadBackward>(call, longest);

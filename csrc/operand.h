@@ -34,12 +34,16 @@ FULMEN_INLINE BitVec load_some_pairs(const uint16_t *from, int64_t n) {
 #endif
 }
 
-// Rows of floats, 16 columns wide, rounded to pairs: the even ones with the odd ones.
-static inline void round_rows(const float *from, int64_t rows, Pair *to) {
-    for (int64_t r = 0; r < rows; r += 2)
-        for (int c = 0; c < kPanel; c += kLanes)
-            store(to + r / 2 * kPanel + c, lane_pairs(load(from + r * kPanel + c), load(from + (r + 1) * kPanel + c)));
+// A panel of floats rounded to pairs, as a product rounds one that it computes.
+template <class Rounded> static inline void round_panel(const float *from, int64_t rows, const Rounded &to) {
+    for (int64_t r = 0; r < rows; r += 2) {
+        Vec both[2][kPanel / kLanes];
+        for (int x = 0; x < 2 * kPanel; x += kLanes)
+            both[x / kPanel][x % kPanel / kLanes] = load(from + r * kPanel + x);
+        to.put(both, r, 0);
+    }
 }
+static inline void round_rows(const float *from, int64_t rows, Pair *to) { round_panel(from, rows, PairsOfRows{to}); }
 
 // The same of columns, in panels.
 static inline void round_columns(Panels from, int64_t rows, int64_t columns, PanelsOf<Pair> to) {

@@ -108,15 +108,10 @@ protected:
     // What the product rounded still has the padding that was cleared.
     FULMEN_MEMBER void round_again(int64_t, const Scale &) const {}
     template <class Rounded> FULMEN_MEMBER void round_again(int64_t p, const ScaleAndRound<Rounded> &start) const {
-        round_panel(p, start.rounded);
+        round_state_panel(p, start.rounded);
     }
-    template <class Rounded> FULMEN_MEMBER void round_panel(int64_t p, const Rounded &rounded) const {
-        for (int64_t r = 0; r < key.blocks() * kPanel; r += 2) {
-            Vec rows[2][kPanel / kLanes];
-            for (int x = 0; x < 2 * kPanel; x += kLanes)
-                rows[x / kPanel][x % kPanel / kLanes] = load(state.panel(p) + r * kPanel + x);
-            rounded.put(rows, r, 0);
-        }
+    template <class Rounded> FULMEN_MEMBER void round_state_panel(int64_t p, const Rounded &rounded) const {
+        round_panel(state.panel(p), key.blocks() * kPanel, rounded);
     }
 
     // result = (left * values^T)^T: [token][key channel]; left is the state, as floats or rounded along its rows. Both
@@ -155,7 +150,7 @@ public:
 
     void round_state() {
         if constexpr (!kInFloats)
-            for (int64_t p = 0; p < value.blocks(); ++p) this->round_panel(p, PairsOfRows{factor.panel(p)});
+            for (int64_t p = 0; p < value.blocks(); ++p) this->round_state_panel(p, PairsOfRows{factor.panel(p)});
     }
 
 protected:
