@@ -242,7 +242,8 @@ private:
             weigh_pairs(grads, key.weights().pair);
             const TransposedOf<Element> left = transposed(grads, rounded);
             for (int64_t p = 0; p < key.blocks(); ++p)
-                multiply(d_keys.panel(p), 1, Add{}, Product<TransposedOf<Element>>{left, k.over_tokens().panel(p), 1});
+                multiply(d_keys.panel(p), 1, Add{},
+                         Product<Lower<TransposedOf<Element>>>{left, k.over_tokens().panel(p), 1});
             return;
         }
         for (int64_t p = 0; p < key.blocks(); ++p) {
@@ -267,7 +268,8 @@ private:
         if (!key.by_channel()) {
             const AsStoredOf<Element> left = as_stored(grads, rounded);
             for (int64_t p = 0; p < key.blocks(); ++p)
-                multiply(d_keys.panel(p), 1, Add{}, Product<AsStoredOf<Element>>{left, q.over_tokens().panel(p), 1});
+                multiply(d_keys.panel(p), 1, Add{},
+                         Product<Upper<AsStoredOf<Element>>>{left, q.over_tokens().panel(p), 1});
             return;
         }
         for (int64_t p = 0; p < key.blocks(); ++p) add_block(d_keys.panel(p), inside_keys.panel(p));
@@ -278,7 +280,7 @@ private:
         const AsStoredOf<Element> left = as_stored(scores, rounded);
         const float *const suffix = key.by_channel() ? kOnes : key.weights().suffix;
         for (int64_t p = 0; p < value.blocks(); ++p) {
-            const Product<AsStoredOf<Element>> inside{left, g.over_tokens().panel(p), 1};
+            const Product<Upper<AsStoredOf<Element>>> inside{left, g.over_tokens().panel(p), 1};
             if constexpr (kInFloats) {
                 const Product<AsStored> from_state{k.in_floats(), state.panel(p), key.blocks()};
                 value.by_channel() ? multiply(d_values.panel(p), 1, Zero{}, from_state)

@@ -127,7 +127,7 @@ private:
         weigh_rows(pulls_back, beta);
         for (int64_t p = 0; p < value.blocks(); ++p) {
             multiply(d_written.panel(p), 1, Zero{}, Product<AsStored>{earlier_k, grad_state.panel(p), key.blocks()},
-                     Product<AsStored>{Panels{scores, 0}, g.panel(p), 1});
+                     Product<Upper<AsStored>>{AsStored(Panels{scores, 0}), g.panel(p), 1});
             solve<true>(pulls_back, d_written.panel(p), d_values.panel(p));
             weigh_rows(d_values.panel(p), beta);
         }
@@ -177,8 +177,9 @@ private:
         transpose_block(grads_k, both_ways);
         add_block(both_ways, grads_k);
         for (int64_t p = 0; p < key.blocks(); ++p) {
-            multiply(d_queries.panel(p), 1, Add{}, Product<Transposed>{Panels{grads_q, 0}, k.panel(p), 1});
-            multiply(d_keys.panel(p), 1, Add{}, Product<AsStored>{Panels{grads_q, 0}, q.panel(p), 1});
+            multiply(d_queries.panel(p), 1, Add{},
+                     Product<Lower<Transposed>>{Transposed(Panels{grads_q, 0}), k.panel(p), 1});
+            multiply(d_keys.panel(p), 1, Add{}, Product<Upper<AsStored>>{AsStored(Panels{grads_q, 0}), q.panel(p), 1});
             multiply(d_keys.panel(p), 1, Add{}, Product<AsStored>{Panels{both_ways, 0}, k.panel(p), 1});
         }
     }

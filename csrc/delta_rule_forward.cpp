@@ -46,7 +46,7 @@ public:
             this->prefetch_share(output, t + kAhead, value.size(), p);
             this->correct(p, depth, errors, written);
             multiply(o, 1, Zero{}, Product<AsStoredOf<Element>>{rows.q.over_channels(), factor.panel(p), depth},
-                     RowWeights{row_weights}, Product<TransposedOf<Element>>{inside, written.own, 1});
+                     RowWeights{row_weights}, Product<Lower<TransposedOf<Element>>>{inside, written.own, 1});
             unpack_panel(o, p, t, count, value.size(), output);
             if (advances) this->advance_panel(p, rows.k, written.weighed);
         }

@@ -152,7 +152,7 @@ private:
 
     template <class Start> void read_panel(int64_t p, int64_t depth, TransposedOf<Element> inside, const Start &start) {
         multiply(o, 1, start, Product<AsStoredOf<Element>>{rows.q.over_channels(), factor.panel(p), depth},
-                 RowWeights{row_weights}, Product<TransposedOf<Element>>{inside, v.over_tokens().panel(p), 1});
+                 RowWeights{row_weights}, Product<Lower<TransposedOf<Element>>>{inside, v.over_tokens().panel(p), 1});
     }
 
     void read_panel_with_value_decay(int64_t p, int64_t depth) {

@@ -20,7 +20,8 @@ namespace FULMEN_ISA {
 template <class Element> constexpr int64_t kNumbers = std::is_same<Element, Pair>::value ? 2 : 1;
 template <class Element> constexpr int64_t kDepth = kPanel / kNumbers<Element>;
 
-// The left factor, as stored. at(b, d) is where block d of the depth of row block b begins.
+// The left factor, as stored. at(b, d) is where block d of the depth of row block b begins; what it has there is
+// multiplied, the rest is zero.
 template <class Element_> struct AsStoredOf {
     typedef Element_ Element;
     const Element *data;
@@ -30,6 +31,7 @@ template <class Element_> struct AsStoredOf {
         return data + column / kPanel * stride + block * kBlock + column % kPanel;
     }
     FULMEN_MEMBER int offset(int row, int depth) const { return row * kPanel + depth; }
+    static constexpr bool has(int, int) { return true; }
     AsStoredOf(PanelsOf<Element> x) : data(x.data), stride(x.stride) {}
 };
 typedef AsStoredOf<float> AsStored;
@@ -43,6 +45,7 @@ template <class Element_> struct TransposedOf {
         return data + block * stride + depth * kDepth<Element> * kPanel;
     }
     FULMEN_MEMBER int offset(int row, int depth) const { return depth * kPanel + row; }
+    static constexpr bool has(int, int) { return true; }
     TransposedOf(PanelsOf<Element> x) : data(x.data), stride(x.stride) {}
 };
 typedef TransposedOf<float> Transposed;
@@ -56,6 +59,18 @@ template <class Element_> struct InPlaceOf {
         return data + block * kPanel * stride + depth * kDepth<Element>;
     }
     FULMEN_MEMBER int64_t offset(int row, int depth) const { return row * stride + depth; }
+    static constexpr bool has(int, int) { return true; }
+};
+
+// A left factor of one block of which a triangle is zero and left out: what is above the diagonal, or below it. Pairs
+// on the diagonal are whole.
+template <class Left> struct Lower : Left {
+    static constexpr bool has(int row, int depth) { return depth * kNumbers<typename Left::Element> <= row; }
+    Lower(Left left) : Left(left) {}
+};
+template <class Left> struct Upper : Left {
+    static constexpr bool has(int row, int depth) { return row < (depth + 1) * kNumbers<typename Left::Element>; }
+    Upper(Left left) : Left(left) {}
 };
 
 // Sixteen columns of the right factor: a panel, or rows in the caller's memory.
@@ -251,6 +266,7 @@ FULMEN_INLINE void accumulate_block(Vec (&acc)[Rows][Vecs], const Left &left, co
         b.next_row();
 #pragma GCC unroll 16
         for (int r = 0; r < Rows; ++r) {
+            if (!Left::has(Row + r, k)) continue;
             const auto &factor = a[left.offset(Row + r, k)];
 #pragma GCC unroll 4
             for (int v = 0; v < Vecs; ++v)
@@ -323,28 +339,31 @@ FULMEN_INLINE void multiply(float *c, int64_t row_blocks, const Start &start, co
 }
 
 // Each is some ten kilobytes of unrolled code, and most of what a compiler spends its time on: gemm.cpp has them all.
-#define FULMEN_PRODUCTS(KIND)                                      \
-    KIND(Zero, Product<AsStored>)                                  \
-    KIND(Zero, Product<AsStored>, Product<AsStored>)               \
-    KIND(Zero, Product<AsStored>, RowWeights, Product<Transposed>) \
-    KIND(Add, Product<AsStored>)                                   \
-    KIND(Add, Product<Transposed>)                                 \
-    KIND(Scale, FirstBlock<Transposed>)                            \
+#define FULMEN_PRODUCTS(KIND)                                             \
+    KIND(Zero, Product<AsStored>)                                         \
+    KIND(Zero, Product<AsStored>, Product<Upper<AsStored>>)               \
+    KIND(Zero, Product<AsStored>, RowWeights, Product<Lower<Transposed>>) \
+    KIND(Add, Product<AsStored>)                                          \
+    KIND(Add, Product<Upper<AsStored>>)                                   \
+    KIND(Add, Product<Transposed>)                                        \
+    KIND(Add, Product<Lower<Transposed>>)                                 \
+    KIND(Scale, FirstBlock<Transposed>)                                   \
     KIND(Scale, Product<Transposed>, Product<Transposed>)
 #if FULMEN_PAIRS
 typedef AsStoredOf<Pair> PairsAsStored;
 typedef TransposedOf<Pair> PairsTransposed;
-#define FULMEN_PAIR_PRODUCTS(KIND)                                             \
-    KIND(Zero, Product<PairsAsStored>)                                         \
-    KIND(ToRows, Product<PairsAsStored>)                                       \
-    KIND(ToGatedRows, Product<PairsAsStored>)                                  \
-    KIND(Zero, Product<PairsAsStored>, RowWeights, Product<PairsAsStored>)     \
-    KIND(Zero, Product<PairsAsStored>, RowWeights, Product<PairsTransposed>)   \
-    KIND(ToRows, Product<PairsAsStored>, RowWeights, Product<PairsTransposed>) \
-    KIND(Add, Product<PairsAsStored>)                                          \
-    KIND(Add, Product<PairsTransposed>)                                        \
-    KIND(Scale, FirstBlock<PairsTransposed>)                                   \
-    KIND(ScaleAndRound<PairsOfRows>, FirstBlock<PairsTransposed>)              \
+#define FULMEN_PAIR_PRODUCTS(KIND)                                                    \
+    KIND(Zero, Product<PairsAsStored>)                                                \
+    KIND(ToRows, Product<PairsAsStored>)                                              \
+    KIND(ToGatedRows, Product<PairsAsStored>)                                         \
+    KIND(Zero, Product<PairsAsStored>, RowWeights, Product<Upper<PairsAsStored>>)     \
+    KIND(Zero, Product<PairsAsStored>, RowWeights, Product<Lower<PairsTransposed>>)   \
+    KIND(ToRows, Product<PairsAsStored>, RowWeights, Product<Lower<PairsTransposed>>) \
+    KIND(Add, Product<Upper<PairsAsStored>>)                                          \
+    KIND(Add, Product<PairsTransposed>)                                               \
+    KIND(Add, Product<Lower<PairsTransposed>>)                                        \
+    KIND(Scale, FirstBlock<PairsTransposed>)                                          \
+    KIND(ScaleAndRound<PairsOfRows>, FirstBlock<PairsTransposed>)                     \
     KIND(ScaleAndRound<PairsBothWays>, FirstBlock<PairsTransposed>)
 #else
 #define FULMEN_PAIR_PRODUCTS(KIND)

@@ -131,28 +131,32 @@ public:
         if (use.in_floats)
             pack_all(rows, count, size, floats);
         else
-            fill_pairs(count, weights, [rows, size = size](int64_t r, int64_t f) {
-                return rows.present() ? load_some_pairs((const uint16_t *)rows.row(r) + f, size - f) : BitVec{};
+            fill_pairs(rows.present() ? count : 0, padded(count), weights, [rows](int64_t r) {
+                return
+                    [row = (const uint16_t *)rows.row(r)](int64_t f, int64_t n) { return load_some_pairs(row + f, n); };
             });
     }
 
     // Rows of bfloat16 times others, element by element, rounded. Sizes are whole panels.
     void load_products(Rows a, Rows b, int64_t count) const {
-        fill_pairs(count, nullptr, [a, b, size = size](int64_t r, int64_t f) {
-            const uint16_t *const of_a = (const uint16_t *)a.row(r) + f, *const of_b = (const uint16_t *)b.row(r) + f;
-            auto product = [&](int64_t x) {
-                return f + x < size ? load_as(BFloat16(), of_a + x) * load_as(BFloat16(), of_b + x) : Vec{};
+        fill_pairs(count, padded(count), nullptr, [a, b](int64_t r) {
+            return [of_a = (const uint16_t *)a.row(r), of_b = (const uint16_t *)b.row(r)](int64_t f, int64_t n) {
+                auto product = [&](int64_t x) {
+                    return x < n ? load_as(BFloat16(), of_a + f + x) * load_as(BFloat16(), of_b + f + x) : Vec{};
+                };
+                return in_pairs(product(0), product(kLanes));
             };
-            return in_pairs(product(0), product(kLanes));
         });
     }
 
     // Rows in floats, a chunk of them unless said, to pairs.
     void round(int64_t count = kPanel) const {
         if (use.in_floats)
-            fill_pairs(count, nullptr, [x = floats, size = padded(size)](int64_t r, int64_t f) {
-                return in_pairs(FULMEN_ISA::load(x.at(r, f)),
-                                f + kLanes < size ? FULMEN_ISA::load(x.at(r, f + kLanes)) : Vec{});
+            fill_pairs(count, padded(count), nullptr, [x = floats](int64_t r) {
+                return [x, r](int64_t f, int64_t n) {
+                    return in_pairs(FULMEN_ISA::load(x.at(r, f)),
+                                    kLanes < n ? FULMEN_ISA::load(x.at(r, f + kLanes)) : Vec{});
+                };
             });
     }
 
@@ -161,33 +165,61 @@ private:
     const PanelsOf<Pair> by_channel, by_token, by_token_weighed;
     const Use use;
 
-    // pairs(token, channel) is a vector of pairs of channels.
-    template <class F> FULMEN_MEMBER void fill_pairs(int64_t count, const float *weights, F pairs) const {
+    // What a token's channels are stored for is known where this is compiled: with tests between the stores, packing
+    // would take half as long again.
+    template <class F> void fill_pairs(int64_t count, int64_t rows, const float *weights, F row) const {
+        auto fill = [&](auto over_channels, auto over_tokens, auto weighed) {
+            fill_pairs<over_channels, over_tokens, weighed>(count, rows, weights, row);
+        };
+        const std::true_type yes;
+        const std::false_type no;
+        if (use.weighed)
+            use.over_channels ? use.over_tokens ? fill(yes, yes, yes) : fill(yes, no, yes)
+            : use.over_tokens ? fill(no, yes, yes)
+                              : fill(no, no, yes);
+        else
+            use.over_channels ? use.over_tokens ? fill(yes, yes, no) : fill(yes, no, no) : fill(no, yes, no);
+    }
+
+    // row(token)(channel, n) is a vector of pairs of channels, of which there are n. Tokens from `count` on are zero.
+    template <bool Channels, bool Tokens, bool Weighed, class F>
+    void fill_pairs(int64_t count, int64_t rows, const float *weights, F row) const {
         const Operand x = *this;  // a copy, which no store can change
-        for (int64_t r = 0; r < padded(count); r += 2)
-            for (int64_t f = 0; f < x.size; f += 2 * kLanes) {
-                BitVec first = r < count ? pairs(r, f) : BitVec{}, second = r + 1 < count ? pairs(r + 1, f) : BitVec{};
-                if (x.use.over_channels) {
-                    store(x.by_channel.at(r, f / 2), first);
-                    store(x.by_channel.at(r + 1, f / 2), second);
+        for (int64_t r = 0; r < rows; r += 2) {
+            const auto even = row(r), odd = row(r + 1);
+            const bool both = r + 1 < count, one = r < count;
+            Pair *const of_channels = x.by_channel.data + r * kPanel;
+            Pair *const of_tokens = x.by_token.data + r / 2 * kPanel;
+            Pair *const of_weighed = x.by_token_weighed.data + r / 2 * kPanel;
+            auto put = [&](int64_t f, int64_t n, BitVec first, BitVec second) {
+                if (Channels) {
+                    Pair *const to = of_channels + f / (2 * kPanel) * x.by_channel.stride + f / 2 % kPanel;
+                    store(to, first);
+                    store(to + kPanel, second);
                 }
-                if (x.use.over_tokens || x.use.weighed) {
-                    pair_rows(first, second);
-                    const bool more = f + kLanes < padded(x.size);
-                    if (x.use.over_tokens) {
-                        store(x.by_token.at(r / 2, f), first);
-                        if (more) store(x.by_token.at(r / 2, f + kLanes), second);
+                if (!Tokens && !Weighed) return;
+                pair_rows(first, second);
+                for (int v = 0; v < 2; ++v, first = second)
+                    if (const int64_t c = f + v * kLanes; v == 0 || v * kLanes < n) {
+                        const int64_t panel = c / kPanel, column = c % kPanel;
+                        if (Tokens) store(of_tokens + panel * x.by_token.stride + column, first);
+                        if (Weighed)
+                            store(of_weighed + panel * x.by_token_weighed.stride + column,
+                                  weights ? Operand::weighed(first, weights, r) : first);
                     }
-                    if (x.use.weighed) {
-                        store(x.by_token_weighed.at(r / 2, f), weighed(first, weights, r));
-                        if (more) store(x.by_token_weighed.at(r / 2, f + kLanes), weighed(second, weights, r));
-                    }
-                }
+            };
+            int64_t f = 0;
+            for (; both && f + 2 * kLanes <= x.size; f += 2 * kLanes)
+                put(f, 2 * kLanes, even(f, 2 * kLanes), odd(f, 2 * kLanes));
+            for (; f < x.size; f += 2 * kLanes) {
+                const int64_t n = x.size - f;
+                put(f, padded(n), one ? even(f, n) : BitVec{}, both ? odd(f, n) : BitVec{});
             }
+        }
     }
 
     FULMEN_INLINE BitVec weighed(BitVec tokens, const float *weights, int64_t r) {
-        return weights ? lane_pairs(firsts(tokens) * weights[r], seconds(tokens) * weights[r + 1]) : tokens;
+        return lane_pairs(firsts(tokens) * weights[r], seconds(tokens) * weights[r + 1]);
     }
 };
 
