@@ -23,9 +23,29 @@ bool is_like_a_cache(const Call &c) {
 
 FULMEN_INLINE Vec activated(const Call &c, Vec z) { return c.activation == FULMEN_SILU ? z * sigmoid(z) : z; }
 
-// The first kLanes numbers of kLanes channels, by number.
+constexpr int kUsual = 4;  // numbers of a channel's state and weights: layers have as many nearly everywhere
+
+// Of kLanes times four numbers the ones at `Number`, of two vectors the first half of the result.
+template <int Number, int... L>
+FULMEN_INLINE Vec every_fourth(const Vec (&x)[kUsual], std::integer_sequence<int, L...>) {
+    const Vec first = __builtin_shufflevector(x[0], x[1], (L % (kLanes / 2) * kUsual + Number)...);
+    const Vec second = __builtin_shufflevector(x[2], x[3], (L % (kLanes / 2) * kUsual + Number)...);
+    return __builtin_shufflevector(first, second, (L < kLanes / 2 ? L : kLanes + L)...);
+}
+
+// The first kLanes numbers of kLanes channels, by number: all of them where they are `kUsual`.
 template <class T>
 FULMEN_INLINE void load_transposed(T type, const typename T::Stored *from, int64_t stride, Vec (&to)[kLanes]) {
+    if (stride == kUsual) {
+        constexpr auto lanes = std::make_integer_sequence<int, kLanes>();
+        Vec x[kUsual];
+        for (int v = 0; v < kUsual; ++v) x[v] = load_as(type, from + v * kLanes);
+        to[0] = every_fourth<0>(x, lanes);
+        to[1] = every_fourth<1>(x, lanes);
+        to[2] = every_fourth<2>(x, lanes);
+        to[3] = every_fourth<3>(x, lanes);
+        return;
+    }
 #pragma GCC unroll 16
     for (int l = 0; l < kLanes; ++l) to[l] = load_as(type, from + l * stride);
     transpose_lanes<kLanes / 2>(to);
