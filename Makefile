@@ -47,21 +47,20 @@ check: lint
 test: setup
 	$(PYTEST)
 	TRITON_INTERPRET=1 $(PYTEST) -q -m "(gpu or either) and not long"
-	$(MAKE) test-core test-isa OTHERS=2
+	$(MAKE) test-core test-isa OTHERS=2,3
 
-# The builds of the core that this machine can run, the default first. Where that one does not multiply bfloat16 in pairs,
-# tests add one that is not installed and comes next: the source of the build that does, on registers of 256 bits.
+# The builds of the core that this machine can run, the default first. Where none of them multiplies bfloat16 in tiles, or
+# in pairs, tests add builds that are not installed and come next: the sources of those that do, on registers of 256 bits.
 BUILDS := $(RUN)/python -c 'from fulmen.runtime.core import core; print(*(dict.fromkeys([core.isa, *core.builds]) if core else []))'
-EMULATED := avx512_on_avx2
-TESTED_BUILDS := $(BUILDS) | sed -E 's/^(avx512|avx2)\b/& $(EMULATED)/'
+TESTED_BUILDS := $(BUILDS) | sed -E 's/^avx(512_bf16|512|2)\b/& amx_on_avx2/; s/^avx(512|2)\b/& avx512_on_avx2/'
 # By their numbers, those that test-isa runs.
 OTHERS := 2-
 EMULATED_CORE := build/emulated/libfulmen_core.so
 NATIVE_TESTS := -k native -m 'not one_build' tests/ops tests/nn
 
 $(EMULATED_CORE): $(CORE_SOURCES) | setup
-	@case "$$($(TESTED_BUILDS))" in *$(EMULATED)*) \
-	    $(RUN)/cmake --log-level=WARNING -S . -B $(@D) -DFULMEN_ISAS=$(EMULATED) && \
+	@case "$$($(TESTED_BUILDS))" in *_on_avx2*) \
+	    $(RUN)/cmake --log-level=WARNING -S . -B $(@D) -DFULMEN_ISAS="avx512_on_avx2;amx_on_avx2" && \
 	    $(RUN)/cmake --build $(@D) --parallel 2 -- --silent && touch $@;; esac
 
 # The core's own tests, in C++, for each build.
@@ -71,11 +70,11 @@ test-core: setup
 	    $(RUN)/cmake --build build/core-tests --parallel 2 --target core_tests -- --silent && \
 	    $(RUN)/ctest --test-dir build/core-tests --parallel 2 --output-on-failure -LE library; }
 
-# The native backend's tests once more on each build that is not the default here; in make test, on the first of these.
+# The native backend's tests once more on each build that is not the default here; in make test, on the first two of these.
 test-isa: setup $(EMULATED_CORE)
 	@for isa in $$($(TESTED_BUILDS) | cut -s -d ' ' -f $(OTHERS)); do \
 	    echo "FULMEN_ISA=$$isa"; \
-	    test $$isa = $(EMULATED) && core=FULMEN_CORE=$(CURDIR)/$(EMULATED_CORE) || core=; \
+	    case $$isa in *_on_avx2) core=FULMEN_CORE=$(CURDIR)/$(EMULATED_CORE);; *) core=;; esac; \
 	    env $$core FULMEN_ISA=$$isa $(PYTEST) -q $(NATIVE_TESTS) || exit 1; \
 	done
 

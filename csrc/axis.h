@@ -9,17 +9,19 @@
 namespace fulmen {
 namespace FULMEN_ISA {
 
-// begin() prepares the weights of a chunk; the rest applies them.
+// begin() prepares the weights of a chunk; the rest applies them. Where they are the same for all channels, a chunk may
+// be several blocks of 16 tokens, which have weights each.
 //
 // float32 knows a total of 1 - 1e-5 to 3e-8, and over thousands of chunks the same error would multiply the state again
 // and again. So what rounding one total leaves out goes into the next one: the product of many is as good as one of
 // them.
 class Axis {
 public:
-    Axis(Arena &arena, int64_t form, int64_t size) : form_(form), size_(size), blocks_(padded(size) / kPanel) {
+    Axis(Arena &arena, int64_t form, int64_t size, int64_t tokens = kChunk)
+        : form_(form), size_(size), blocks_(padded(size) / kPanel), token_blocks_(tokens / kChunk) {
         totals_ = arena.floats(padded(size));
         owed_ = arena.floats(padded(size));
-        weights_ = (ScalarWeights *)arena.floats(sizeof(ScalarWeights) / 4);
+        weights_ = (ScalarWeights *)arena.floats(token_blocks_ * (int64_t)sizeof(ScalarWeights) / 4);
         if (by_channel()) {
             factors_ = arena.panels(kChunk, size);
             pairs_ = (Vec *)arena.floats(kBlock * kLanes);
@@ -30,10 +32,13 @@ public:
     bool grows() const { return grows_; }  // whether a log-decay was above 0
     bool decays() const { return form_ != FULMEN_DECAY_NONE; }
     const float *totals() const { return totals_; }  // one per channel
-    const ScalarWeights &weights() const { return *weights_; }
+    const ScalarWeights &weights(int64_t block = 0) const { return weights_[block]; }
 
-    void start(Rows log_decay) {
+    // `delayed`: what a token decays, it does to the state that leaves it and not to the one that enters. The rows
+    // begin with the token before the first, then, whose decay is not read: that of the last one would be the next.
+    void start(Rows log_decay, bool delayed = false) {
         log_decay_ = log_decay;
+        delayed_ = delayed;
         prepared_ = -1;
     }
 
@@ -52,7 +57,8 @@ public:
             return;
         }
         prepare_scalar_weights(first, count);
-        const double exact = weights_->total * (1 + (double)owed_[0]);
+        double exact = 1 + (double)owed_[0];
+        for (int64_t b = 0; b < token_blocks_; ++b) exact *= weights_[b].total;
         const float total = (float)exact;
         const double rest = exact - total;
         owed_[0] = fabs(rest) < 0x1p-23 * total ? (float)(rest / total) : 0.0f;  // of a normal number
@@ -98,21 +104,25 @@ private:
         const bool varies = form_ == FULMEN_DECAY_TOKEN;
         if (!varies && prepared_ == count) return;
         prepared_ = count;
-        float log_decay[kChunk] = {};
-        if (varies)
-            gather(log_decay_, first, count, log_decay);
-        else if (decays()) {
-            float value[kChunk];
-            gather(log_decay_, 0, 1, value);
-            for (int64_t t = 0; t < count; ++t) log_decay[t] = value[0];
+        for (int64_t b = 0; b < token_blocks_; ++b) {
+            const int64_t n = larger<int64_t>(0, smaller<int64_t>(kChunk, count - b * kChunk));
+            float log_decay[kChunk + 1] = {};
+            const int64_t unread = delayed_ && first + b * kChunk == 0 ? smaller<int64_t>(1, n) : 0;
+            if (varies)
+                gather(log_decay_, first + b * kChunk + unread, n - unread, log_decay + unread);
+            else if (decays()) {
+                float value[kChunk];
+                gather(log_decay_, 0, 1, value);
+                for (int64_t t = 0; t < n; ++t) log_decay[t] = value[0];
+            }
+            for (int64_t t = 0; t < kChunk; ++t) grows_ |= log_decay[t] > 0;
+            scalar_weights(log_decay, weights_[b]);
         }
-        for (int64_t t = 0; t < kChunk; ++t) grows_ |= log_decay[t] > 0;
-        scalar_weights(log_decay, *weights_);
     }
 
-    int64_t form_, size_, blocks_;
+    int64_t form_, size_, blocks_, token_blocks_;
     Rows log_decay_ = {};
-    bool grows_ = false;
+    bool delayed_ = false, grows_ = false;
     int64_t prepared_ = -1;  // the number of tokens that the scalar weights are for
     float *totals_;
     float *owed_;  // what rounding the last total left out, relative to it; the scalar forms have one

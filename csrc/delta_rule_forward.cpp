@@ -18,6 +18,7 @@ template <class Element> class DeltaForwardHead : public DeltaWorker<Element> {
     using Base::factor, Base::in, Base::kInFloats, Base::rows;
 
 public:
+    static constexpr int64_t kTokens = kChunk;
     using Base::key, Base::value;
 
     DeltaForwardHead(Arena &arena, const fulmen_delta_rule_problem &p, int64_t columns, const DeltaRows<Element> &rows,

@@ -12,12 +12,13 @@
 #include "kernels.h"
 #include "parallel.h"
 #include "self_check.h"
+#include "tile_permission.h"
 #include "validate.h"
 
 namespace fulmen {
 
-// The builds that CMakeLists.txt lists, best first, but for the last: the 512-bit source on 256-bit registers exists
-// for tests. FULMEN_BUILDS is BUILD(name) for each.
+// The builds that CMakeLists.txt lists, best first, but for the last: 512-bit sources on 256-bit registers exist for
+// tests. FULMEN_BUILDS is BUILD(name) for each.
 #define BUILD(isa) extern const Kernels kernels_##isa;
 FULMEN_BUILDS
 #undef BUILD
@@ -41,9 +42,17 @@ bool has_f16c() {  // a name that Clang's __builtin_cpu_supports has learnt only
 }
 [[maybe_unused]] bool supports_avx512_bf16() { return supports_avx512() && __builtin_cpu_supports("avx512bf16"); }
 [[maybe_unused]] bool supports_avx512_on_avx2() { return supports_avx2(); }
+[[maybe_unused]] bool supports_amx_on_avx2() { return supports_avx2(); }
+
+[[maybe_unused]] bool supports_amx() {
+    constexpr unsigned kBFloat16 = 1u << 22, kTile = 1u << 24;  // of cpuid's leaf 7, edx
+    unsigned eax, ebx, ecx, edx;
+    return supports_avx512_bf16() && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & kBFloat16) &&
+           (edx & kTile) && request_tiles();
+}
 
 // Intel's CPUs multiply pairs of bfloat16 at half the rate of floats (Golden Cove: one vdpbf16ps in two clocks, and two
-// FMAs in each): their units for bfloat16 are AMX's tiles.
+// FMAs in each): their units for bfloat16 are AMX's tiles, which have a build of their own.
 bool pairs_are_faster() { return __builtin_cpu_is("amd"); }
 #else
 bool pairs_are_faster() { return true; }
@@ -258,6 +267,9 @@ int64_t fulmen_isa_self_check(int64_t index) {
 }
 int64_t fulmen_isa_multiplies_pairs(int64_t index) {
     return index >= 0 && index < build_count && builds[index].kernels->multiplies_pairs;
+}
+int64_t fulmen_isa_multiplies_tiles(int64_t index) {
+    return index >= 0 && index < build_count && builds[index].kernels->multiplies_tiles;
 }
 int64_t fulmen_has_openmp(void) { return has_openmp(); }
 

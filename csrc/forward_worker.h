@@ -59,6 +59,7 @@ template <class Element> class ForwardHead : public ReadingWorker<Element> {
     using Base::factor, Base::in, Base::k, Base::kInFloats, Base::prefetch_share, Base::v;
 
 public:
+    static constexpr int64_t kTokens = kChunk;
     using Base::key, Base::state, Base::value;
 
     ForwardHead(Arena &arena, const fulmen_problem &p, int64_t columns, const QueriesAndKeys<Element> &rows,

@@ -487,6 +487,7 @@ FULMEN_API int64_t fulmen_isa_current(void);             /* index of the build i
 FULMEN_API int64_t fulmen_isa_select(int64_t index);     /* returns 1, or 0 when the machine lacks the instructions */
 FULMEN_API int64_t fulmen_isa_self_check(int64_t index); /* 1 when a small forward and backward come out right */
 FULMEN_API int64_t fulmen_isa_multiplies_pairs(int64_t index); /* 1 when bfloat16 inputs are multiplied in pairs */
+FULMEN_API int64_t fulmen_isa_multiplies_tiles(int64_t index); /* 1 when they are multiplied in AMX's tiles */
 FULMEN_API int64_t fulmen_has_openmp(void);
 
 /* Multiply-adds in registers on every thread, to be timed: the peak of the build in use. Returns how many

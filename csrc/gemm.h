@@ -17,7 +17,7 @@ namespace fulmen {
 namespace FULMEN_ISA {
 
 // How many numbers along the summed axis one element holds, and how many elements are a block of depth, 16 numbers.
-template <class Element> constexpr int64_t kNumbers = std::is_same<Element, Pair>::value ? 2 : 1;
+template <class Element> constexpr int64_t kNumbers = std::is_same<Element, float>::value ? 1 : 2;
 template <class Element> constexpr int64_t kDepth = kPanel / kNumbers<Element>;
 
 // The left factor, as stored. at(b, d) is where block d of the depth of row block b begins; what it has there is

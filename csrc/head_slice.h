@@ -30,6 +30,15 @@ FULMEN_INLINE HeadSlice head_slice(const fulmen_problem &p, const fulmen_tensor 
     return x;
 }
 
+// The same from its last token to its first.
+FULMEN_INLINE HeadSlice reversed(HeadSlice x) {
+    const int64_t last = x.head.tokens - 1;
+    for (Rows *rows : {&x.head.q, &x.head.k, &x.head.v, &x.output}) *rows = rows->backwards(last);
+    if (x.head.log_decay.stride != 0) x.head.log_decay = x.head.log_decay.backwards(last + 1);
+    x.head.reversed = true;
+    return x;
+}
+
 // Panel p of `size` columns, once it is computed.
 FULMEN_INLINE void unpack_panel(float *panel, int64_t p, int64_t first, int64_t count, int64_t size, Rows rows) {
     const int64_t column = p * kPanel;
@@ -46,9 +55,10 @@ struct Together {
 
 // As many as keep their states in L2 and all threads at work; rather fewer that share than more that do not. A decay
 // per channel weighs queries and keys themselves, so that each head needs its own.
-FULMEN_INLINE Together heads_together(const fulmen_problem &p, int64_t columns, int64_t tasks, int64_t threads) {
-    constexpr int64_t kFloats = 65536;
-    const int64_t most = smaller<int64_t>(kMostTogether, kFloats / (p.key_size * columns));
+constexpr int64_t kStatesInL2 = 65536, kStatesInLargeL2 = 131072;  // floats; every CPU with tiles has the latter
+FULMEN_INLINE Together heads_together(const fulmen_problem &p, int64_t columns, int64_t tasks, int64_t threads,
+                                      int64_t floats) {
+    const int64_t most = smaller<int64_t>(kMostTogether, floats / (p.key_size * columns));
     auto fits = [&](int64_t n) { return p.heads % n == 0 && (tasks / n % threads == 0 || tasks / n >= 4 * threads); };
     auto share = [&](int64_t n) {
         return !by_channel(p.decay_form) && p.heads / p.query_heads % n == 0 && p.heads / p.key_heads % n == 0;
@@ -67,7 +77,7 @@ struct ForwardPlan {
     int64_t threads, heads, segments;
     Slices slices;
     Together together;
-    ForwardPlan(const fulmen_problem &p, double flops_per_token, int64_t least) {
+    ForwardPlan(const fulmen_problem &p, double flops_per_token, int64_t least, int64_t floats = kStatesInL2) {
         threads = useful_threads(p, flops_per_token);
         heads = sequences_of(p) * p.heads;
         slices = slices_of(heads, threads, p.value_size);
@@ -75,7 +85,7 @@ struct ForwardPlan {
         if (segments < least) segments = 1;
         if (may_partition(p) && p.schedule == FULMEN_PARALLEL)
             segments = larger(segments, larger<int64_t>(2, p.header.threads));
-        if (segments == 1) together = heads_together(p, slices.width, head_slices(), threads);
+        if (segments == 1) together = heads_together(p, slices.width, head_slices(), threads, floats);
         threads = larger<int64_t>(1, smaller(threads, tasks() * segments));
     }
     int64_t head_slices() const { return heads * slices.count; }
@@ -85,6 +95,8 @@ struct ForwardPlan {
 // Shared loads the queries and keys of a chunk, then each Worker that has these attends to it.
 template <class Shared, class Worker> class HeadsTogether {
 public:
+    static constexpr int64_t kTokens = Worker::kTokens;  // of a chunk
+
     template <class Problem>
     HeadsTogether(Arena &arena, const Problem &p, int64_t columns, Together together)
         : together(together), rows(arena, p) {
@@ -98,11 +110,11 @@ public:
     // that leave are wanted; they are not advanced over the last chunk else.
     void attend(const HeadSlice *slices, int64_t first, int64_t last, bool empty, bool final) const {
         for (int64_t i = 0; i < together.heads && !empty; ++i) heads[i]->round_state();
-        for (int64_t t = first; t < last; t += kChunk, empty = false) {
-            const int64_t count = smaller<int64_t>(kChunk, last - t);
+        for (int64_t t = first; t < last; t += kTokens, empty = false) {
+            const int64_t count = smaller<int64_t>(kTokens, last - t);
             for (int64_t i = 0; i < together.heads; ++i) {
                 if (i % together.sharers == 0) rows.load(slices[i].head, t, count);
-                heads[i]->attend(slices[i].output, t, count, empty, final || t + kChunk < last);
+                heads[i]->attend(slices[i].output, t, count, empty, final || t + kTokens < last);
             }
         }
     }

@@ -9,6 +9,7 @@
 namespace fulmen {
 
 extern const Kernels FULMEN_TABLE(FULMEN_ISA);
-const Kernels FULMEN_TABLE(FULMEN_ISA) = {FULMEN_CALLS(FULMEN_ENTRY) FULMEN_ISA::fma_burst, FULMEN_ISA::kPairs};
+const Kernels FULMEN_TABLE(FULMEN_ISA) = {FULMEN_CALLS(FULMEN_ENTRY) FULMEN_ISA::fma_burst, FULMEN_ISA::kPairs,
+                                          FULMEN_ISA::kTiles};
 
 }  // namespace fulmen

@@ -1,10 +1,12 @@
 // The backward pass: which worker takes which head, where states are kept, and how shared heads are summed.
+#include <initializer_list>
 #include <utility>
 
 #include "backward_worker.h"
 #include "kernels.h"
 #include "segments.h"
 #include "shared_gradient.h"
+#include "tiles.h"
 
 namespace fulmen {
 namespace FULMEN_ISA {
@@ -48,6 +50,42 @@ fulmen_attention_forward_call query_gradient(const fulmen_attention_backward_cal
     x.output = call.dq;
     return x;
 }
+
+#if FULMEN_TILES
+// So are those of keys and values, from the last token to the first, with the gradient of the state for a state:
+//
+//     dk_j = scale T_j v_j,     dv_j = scale T_j^T k_j,     T_j = e^{a_{j+1}} T_{j+1} + q_j do_j^T
+//
+// That is all of a backward without gradients of decays, of inputs that heads share, or of states.
+bool is_attention_throughout(const fulmen_attention_backward_call &call) {
+    const fulmen_problem &p = call.problem;
+    return attends_in_tiles(p) && call.grad_output.data && call.grad_output.dtype == p.k.dtype && !wants_decays(call) &&
+           !call.grad_state.data && !call.dinitial.data && !shares_heads(p);
+}
+
+int64_t attention_backward_in_tiles(const fulmen_attention_backward_call &call) {
+    const fulmen_problem &p = call.problem;
+    fulmen_attention_forward_call queries = query_gradient(call), keys = queries, values = queries;
+    keys.problem.q = p.v, keys.problem.k = call.grad_output, keys.problem.v = p.q;
+    keys.output = call.dk;
+    values.problem.q = p.k, values.problem.k = p.q, values.problem.v = call.grad_output;
+    std::swap(values.problem.key_size, values.problem.value_size);
+    values.output = call.dv;
+    int64_t bytes = 0;
+    for (fulmen_attention_forward_call *x : {&queries, &keys, &values})
+        bytes = larger(bytes, attention_forward_workspace(*x));
+    char *const workspace = workspace_of(p.header, bytes);
+    if (!workspace) return FULMEN_NO_WORKSPACE;
+    for (fulmen_attention_forward_call *x : {&queries, &keys, &values}) {
+        x->problem.header.workspace = workspace;
+        x->problem.header.workspace_bytes = bytes;
+        const bool reversed = x != &queries;
+        if (reversed) x->problem.initial_state.data = nullptr;
+        if (x->output.data) attention_forward_in_tiles(*x, reversed);
+    }
+    return FULMEN_OK;
+}
+#endif
 
 // Tokens of a sequence, and the state and gradient of a state that enter them from the left and from the right.
 struct Segment {
@@ -393,6 +431,9 @@ template <class HeadBackward> int64_t attention_backward_with(fulmen_attention_b
 }  // namespace
 
 int64_t attention_backward(const fulmen_attention_backward_call &call) {
+#if FULMEN_TILES
+    if (is_attention_throughout(call)) return attention_backward_in_tiles(call);
+#endif
     if (wants_decays(call) || call.grad_output.dtype != call.problem.k.dtype)
         return attention_backward_with<HeadBackward<float>>(call);
     return with_element(call.problem,

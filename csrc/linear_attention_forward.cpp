@@ -1,6 +1,7 @@
 // The forward pass: which head, value channels and tokens each worker takes.
 #include "forward_worker.h"
 #include "kernels.h"
+#include "tile_worker.h"
 
 namespace fulmen {
 namespace FULMEN_ISA {
@@ -8,12 +9,19 @@ namespace {
 
 ForwardPlan plan_of(const fulmen_problem &p) {
     const double d = (double)p.key_size, e = (double)p.value_size;
-    return ForwardPlan(p, 4 * d * e + 65 * (d + e), 2);
+    return ForwardPlan(p, 4 * d * e + 65 * (d + e), 2, attends_in_tiles(p) ? kStatesInLargeL2 : kStatesInL2);
 }
 
-HeadSlice head_slice(const fulmen_attention_forward_call &call, const ForwardPlan &plan, int64_t index) {
-    return head_slice(call.problem, call.output, call.final_state, plan.slices, index);
-}
+// A call, and how it is partitioned.
+struct Attention {
+    const fulmen_attention_forward_call &call;
+    const ForwardPlan plan;
+    const bool reversed;
+    HeadSlice operator[](int64_t index) const {
+        const HeadSlice x = head_slice(call.problem, call.output, call.final_state, plan.slices, index);
+        return reversed ? FULMEN_ISA::reversed(x) : x;
+    }
+};
 
 template <class Head> void start(Head &head, const fulmen_attention_forward_call &call, const HeadSlice &x) {
     alignas(64) float skip[kPanel] = {};
@@ -22,11 +30,10 @@ template <class Head> void start(Head &head, const fulmen_attention_forward_call
 }
 
 // Both return whether a log-decay was above 0.
-template <class Worker>
-bool attend_whole(const fulmen_attention_forward_call &call, const ForwardPlan &plan, int64_t task, Arena arena) {
+template <class Worker> bool attend_whole(const Attention &heads, int64_t task, Arena arena) {
     return FULMEN_ISA::attend_whole<Worker>(
-        arena, call.problem, plan, task, [&](int64_t index) { return head_slice(call, plan, index); },
-        [&](auto &worker, const HeadSlice &x) { start(worker, call, x); });
+        arena, heads.call.problem, heads.plan, task, [&](int64_t index) { return heads[index]; },
+        [&](auto &worker, const HeadSlice &x) { start(worker, heads.call, x); });
 }
 
 bool attend_token_by_token(const fulmen_attention_forward_call &call, const HeadSlice &x, Arena arena) {
@@ -51,9 +58,11 @@ template <class Worker> struct Workspace {
     }
 };
 
-template <class Worker> int64_t attention_forward_with(const fulmen_attention_forward_call &call) {
+template <class Worker>
+int64_t attention_forward_with(const fulmen_attention_forward_call &call, bool reversed = false) {
     const fulmen_problem &p = call.problem;
-    const ForwardPlan plan = plan_of(p);
+    const Attention heads{call, plan_of(p), reversed};
+    const ForwardPlan &plan = heads.plan;
     const int64_t segments = plan.segments;
     const Workspace<Worker> bytes(p, plan);
     const int64_t per_worker = bytes.per_worker, per_summary = bytes.per_summary;
@@ -64,9 +73,8 @@ template <class Worker> int64_t attention_forward_with(const fulmen_attention_fo
     Notice grows;
     if (segments == 1 || p.schedule == FULMEN_RECURRENT) {
         parallel_for(plan.threads, plan.tasks(), [&](int64_t task, int64_t worker) {
-            grows |= p.schedule == FULMEN_RECURRENT
-                         ? attend_token_by_token(call, head_slice(call, plan, task), memory_of(worker))
-                         : attend_whole<Worker>(call, plan, task, memory_of(worker));
+            grows |= p.schedule == FULMEN_RECURRENT ? attend_token_by_token(call, heads[task], memory_of(worker))
+                                                    : attend_whole<Worker>(heads, task, memory_of(worker));
         });
         return grows ? FULMEN_GROWS : FULMEN_OK;
     }
@@ -77,7 +85,7 @@ template <class Worker> int64_t attention_forward_with(const fulmen_attention_fo
     };
     auto for_each_segment = [&](auto f) {
         parallel_for(plan.threads, plan.head_slices() * segments, [&](int64_t part, int64_t worker) {
-            const HeadSlice x = head_slice(call, plan, part / segments);
+            const HeadSlice x = heads[part / segments];
             const int64_t n = x.sequence.tokens, g = part % segments;
             Arena arena = memory_of(worker);
             const Worker run(arena, p, x.columns, Together{});
@@ -89,11 +97,11 @@ template <class Worker> int64_t attention_forward_with(const fulmen_attention_fo
     for_each_segment(
         [&](const HeadSlice &, Summary summary, const Worker &run, int64_t first, int64_t last, bool ends) {
             // What the last segment leaves is only ever read as the final state, which running it yields.
-            summary.summarise(run.head(0), ends ? 0 : chunks_of(last - first),
-                              [&](int64_t chunk) { run.head(0).advance(first + chunk * kChunk, last); });
+            summary.summarise(run.head(0), ends ? 0 : chunks_of(last - first, Worker::kTokens),
+                              [&](int64_t chunk) { run.head(0).advance(first + chunk * Worker::kTokens, last); });
         });
     parallel_for(plan.threads, plan.head_slices(), [&](int64_t index, int64_t worker) {
-        const HeadSlice x = head_slice(call, plan, index);
+        const HeadSlice x = heads[index];
         Arena arena = memory_of(worker);
         const Panels entering = Worker(arena, p, x.columns, Together{}).head(0).state;
         load_state(x.initial, p.key_size, x.columns, entering);
@@ -112,6 +120,9 @@ template <class Worker> int64_t attention_forward_with(const fulmen_attention_fo
 
 // Calls f with the element of a call's workers.
 template <class F> int64_t with_element(const fulmen_attention_forward_call &call, F f) {
+#if FULMEN_TILES
+    if (attends_in_tiles(call.problem)) return f(Tile());
+#endif
     if (call.value_weights.data || call.skip.data) return f(float());
     return with_element(call.problem, f);
 }
@@ -122,6 +133,12 @@ int64_t attention_forward(const fulmen_attention_forward_call &call) {
     return with_element(call,
                         [&](auto element) { return attention_forward_with<ForwardWorker<decltype(element)>>(call); });
 }
+
+#if FULMEN_TILES
+int64_t attention_forward_in_tiles(const fulmen_attention_forward_call &call, bool reversed) {
+    return attention_forward_with<ForwardWorker<Tile>>(call, reversed);
+}
+#endif
 
 int64_t attention_forward_workspace(const fulmen_attention_forward_call &call) {
     return with_element(call, [&](auto element) {

@@ -7,6 +7,7 @@
 #include "arena.h"
 #include "gemm.h"
 #include "rows.h"
+#include "tiles.h"
 
 namespace fulmen {
 namespace FULMEN_ISA {
@@ -125,21 +126,21 @@ public:
     PanelsOf<Pair> weighed() const { return by_token_weighed; }  // or over_tokens() where nothing weighs them
     Panels in_floats() const { return floats; }
 
-    // Rows of bfloat16, with a weight for each token of a chunk; absent ones are all zero. Those in floats wait for
-    // round().
-    void load(Rows rows, int64_t count, const float *weights = nullptr) const {
+    // Rows of bfloat16, with a weight for each token of a chunk; absent ones are all zero, and so are those up to a
+    // multiple of so many. Those in floats wait for round().
+    void load(Rows rows, int64_t count, const float *weights = nullptr, int64_t multiple = kPanel) const {
         if (use.in_floats)
             pack_all(rows, count, size, floats);
         else
-            fill_pairs(rows.present() ? count : 0, padded(count), weights, [rows](int64_t r) {
+            fill_pairs(rows.present() ? count : 0, to_multiple(count, multiple), weights, [rows](int64_t r) {
                 return
                     [row = (const uint16_t *)rows.row(r)](int64_t f, int64_t n) { return load_some_pairs(row + f, n); };
             });
     }
 
     // Rows of bfloat16 times others, element by element, rounded. Sizes are whole panels.
-    void load_products(Rows a, Rows b, int64_t count) const {
-        fill_pairs(count, padded(count), nullptr, [a, b](int64_t r) {
+    void load_products(Rows a, Rows b, int64_t count, int64_t multiple = kPanel) const {
+        fill_pairs(count, to_multiple(count, multiple), nullptr, [a, b](int64_t r) {
             return [of_a = (const uint16_t *)a.row(r), of_b = (const uint16_t *)b.row(r)](int64_t f, int64_t n) {
                 auto product = [&](int64_t x) {
                     return x < n ? load_as(BFloat16(), of_a + f + x) * load_as(BFloat16(), of_b + f + x) : Vec{};
@@ -150,9 +151,9 @@ public:
     }
 
     // Rows in floats, a chunk of them unless said, to pairs.
-    void round(int64_t count = kPanel) const {
+    void round(int64_t count = kPanel, int64_t multiple = kPanel) const {
         if (use.in_floats)
-            fill_pairs(count, padded(count), nullptr, [x = floats](int64_t r) {
+            fill_pairs(count, to_multiple(count, multiple), nullptr, [x = floats](int64_t r) {
                 return [x, r](int64_t f, int64_t n) {
                     return in_pairs(FULMEN_ISA::load(x.at(r, f)),
                                     kLanes < n ? FULMEN_ISA::load(x.at(r, f + kLanes)) : Vec{});
@@ -161,6 +162,8 @@ public:
     }
 
 private:
+    static int64_t to_multiple(int64_t n, int64_t of) { return (n + of - 1) / of * of; }
+
     const Panels floats;
     const PanelsOf<Pair> by_channel, by_token, by_token_weighed;
     const Use use;
@@ -221,6 +224,15 @@ private:
     FULMEN_INLINE BitVec weighed(BitVec tokens, const float *weights, int64_t r) {
         return lane_pairs(firsts(tokens) * weights[r], seconds(tokens) * weights[r + 1]);
     }
+};
+
+// The same in whole tiles.
+template <> class Operand<Tile> : public Operand<Pair> {
+public:
+    using Operand<Pair>::Operand;
+    void load(Rows rows, int64_t count) const { Operand<Pair>::load(rows, count, nullptr, kTileDepth); }
+    void load_products(Rows a, Rows b, int64_t count) const { Operand<Pair>::load_products(a, b, count, kTileDepth); }
+    void round(int64_t count) const { Operand<Pair>::round(count, kTileDepth); }
 };
 
 }  // namespace FULMEN_ISA

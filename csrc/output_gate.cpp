@@ -24,7 +24,8 @@ namespace fulmen {
 namespace FULMEN_ISA {
 namespace {
 
-constexpr int64_t kRows = 32;              // tokens of a chunk
+// Tokens of a chunk. In tiles, what is added to a sum by a chunk of 32 would take as long to load and store.
+template <class Element> constexpr int64_t kRows = std::is_same<Element, Tile>::value ? 128 : 32;
 constexpr int64_t kTogether = 4;           // heads that walk together, at most
 constexpr int64_t kTasks = 64;             // heads are partitioned into segments up to about this many tasks,
 constexpr int64_t kShortestSegment = 512;  // of at least so many tokens
@@ -89,18 +90,29 @@ struct Sums {
     }
 };
 
+// What a factor is made of, and how many rows of that a right one of some depth has.
+template <class Element> using Stored = std::conditional_t<std::is_same<Element, Tile>::value, Pair, Element>;
+template <class Element> int64_t rows_of_depth(int64_t n) {
+    return std::is_same<Element, Tile>::value ? tiles_of(n) * kPanel : elements<Element>(n);
+}
+// Those of whole blocks are filled; tiles have more, which are zero.
+template <class Element> void clear_rest(Stored<Element> *panel, int64_t blocks) {
+    if constexpr (std::is_same<Element, Tile>::value)
+        if (blocks % 2 != 0) memset(panel + blocks * kBlock / 2, 0, 4 * kBlock / 2);
+}
+
 // kv or dkv of each head of a round as a right factor: the sum itself, or in pairs a rounded copy.
 template <class Element> struct Factors {
     static constexpr bool kCopies = kNumbers<Element> > 1;
-    Element *data;
+    Stored<Element> *data;
     int64_t matrix, stride, key_blocks, value_blocks;
     Factors(Arena &arena, const Plan &plan)
-        : data((Element *)arena.floats(kCopies ? plan.round * copy_size(plan) : 0)),
+        : data((Stored<Element> *)arena.floats(kCopies ? plan.round * copy_size(plan) : 0)),
           matrix(copy_size(plan)),
-          stride(panel_stride(elements<Element>(plan.p.key_size))),
+          stride(panel_stride(rows_of_depth<Element>(plan.p.key_size))),
           key_blocks(padded(plan.p.key_size) / kPanel),
           value_blocks(padded(plan.p.value_size) / kPanel) {}
-    PanelsOf<Element> operator()(int64_t head, const Sums &sums) const {
+    PanelsOf<Stored<Element>> operator()(int64_t head, const Sums &sums) const {
         if constexpr (kCopies)
             return {data + head * matrix, stride};
         else
@@ -108,32 +120,34 @@ template <class Element> struct Factors {
     }
     void fill(int64_t head, const Sums &sums) const {
         if constexpr (kCopies)
-            for (int64_t e = 0; e < value_blocks; ++e)
+            for (int64_t e = 0; e < value_blocks; ++e) {
                 round_rows(sums.whole(head).panel(e), key_blocks * kPanel, (*this)(head, sums).panel(e));
+                clear_rest<Element>((*this)(head, sums).panel(e), key_blocks);
+            }
     }
 
 private:
     static int64_t copy_size(const Plan &plan) {
-        return panels_size(elements<Element>(plan.p.key_size), plan.p.value_size);
+        return panels_size(rows_of_depth<Element>(plan.p.key_size), plan.p.value_size);
     }
 };
 
 // kv^T or dkv^T, for each head of a round.
 template <class Element> struct Transposes {
-    Element *data;
+    Stored<Element> *data;
     int64_t matrix, stride, key_blocks, value_blocks;
     Transposes(Arena &arena, const Plan &plan, bool needed)
-        : data((Element *)arena.floats(needed ? plan.round * plan.matrix() : 0)),
+        : data((Stored<Element> *)arena.floats(needed ? plan.round * plan.matrix() : 0)),
           matrix(plan.matrix()),
           stride(panel_stride(plan.p.value_size)),
           key_blocks(padded(plan.p.key_size) / kPanel),
           value_blocks(padded(plan.p.value_size) / kPanel) {}
-    PanelsOf<Element> operator()(int64_t head) const { return {data + head * matrix, stride}; }
+    PanelsOf<Stored<Element>> operator()(int64_t head) const { return {data + head * matrix, stride}; }
     void fill(int64_t head, Panels from) const {
-        for (int64_t d = 0; d < key_blocks; ++d)
+        for (int64_t d = 0; d < key_blocks; clear_rest<Element>((*this)(head).panel(d++), value_blocks))
             for (int64_t e = 0; e < value_blocks; ++e) {
                 const float *block = from.panel(e) + d * kBlock;
-                Element *const to = (*this)(head).panel(d) + e * kBlock / kNumbers<Element>;
+                Stored<Element> *const to = (*this)(head).panel(d) + e * kBlock / kNumbers<Element>;
                 if constexpr (kNumbers<Element> == 1) {
                     transpose_block(block, to);
                 } else {
@@ -149,7 +163,7 @@ template <class Element> struct Transposes {
 struct Packed {
     Panels panels;
     int64_t size;
-    Packed(Arena &arena, int64_t size) : panels(arena.panels(kRows, size)), size(size) {}
+    Packed(Arena &arena, int64_t tokens, int64_t size) : panels(arena.panels(tokens, size)), size(size) {}
     int64_t blocks() const { return padded(size) / kPanel; }
     float *panel(int64_t p) const { return panels.panel(p); }
     void load(Rows rows, int64_t count) const { pack_all(rows, count, size, panels); }
@@ -184,10 +198,39 @@ void multiply_rows(const Packed &result, const Operand<Element> &left, PanelsOf<
     }
 }
 template <class Element>
-void multiply_rows(const Packed &result, const Operand<Element> &left, PanelsOf<Element> right, int64_t count,
+void multiply_rows(const Packed &result, const Operand<Element> &left, PanelsOf<Stored<Element>> right, int64_t count,
                    Prefetches soon) {
     multiply_rows(result, left, right, count, soon, [](int64_t) { return Zero{}; });
 }
+
+#if FULMEN_TILES
+// In tiles: two blocks of rows and two panels at once, which start(p) takes as it takes those of vectors.
+template <class Start>
+void multiply_rows(const Packed &result, const Operand<Tile> &left, PanelsOf<Pair> right, int64_t count,
+                   Prefetches soon, Start start) {
+    const TileRegisters registers;
+    const PanelsOf<Pair> rows = left.over_channels();
+    float sums[4 * kBlock];
+    for (int64_t p = 0; p < result.blocks(); p += 2) {
+        prefetch_all(soon, p / 2, (result.blocks() + 1) / 2);
+        for (int64_t block = 0; block < row_blocks(count); block += 2) {
+            const LeftTiles these{rows.data + block * kTilePairs, kTilePairs, rows.stride};
+            const bool wide = p + 1 < result.blocks();
+            wide ? multiply_tiles<2, 2>(these, {right.panel(p), right.stride}, tiles_of(left.size), sums)
+                 : multiply_tiles<2, 1>(these, {right.panel(p), 0}, tiles_of(left.size), sums);
+            for (int64_t b = block; b < smaller(block + 2, row_blocks(count)); ++b)
+                for (int64_t c = p; c < p + 1 + wide; ++c) {
+                    Vec acc[kPanel][1];
+                    const float *const from = sums + ((b - block) * (1 + wide) + c - p) * kBlock;
+#pragma GCC unroll 16
+                    for (int r = 0; r < kPanel; ++r) acc[r][0] = load(from + r * kPanel);
+                    start(c).end(acc, result.panel(c) + b * kBlock, b * kPanel, 0);
+                }
+        }
+    }
+}
+
+#endif
 
 // Whether a product in pairs can write and read rows by itself: it does so in whole panels.
 bool in_whole_panels(int64_t size, int64_t count, std::initializer_list<Rows> all) {
@@ -199,7 +242,7 @@ FULMEN_INLINE ToRows to_rows(Rows rows, int64_t p) { return {(uint16_t *)rows.da
 
 // The same, to rows in the caller's memory; what is in `result` afterwards does not matter.
 template <class Element>
-void multiply_rows_to(Rows to, const Packed &result, const Operand<Element> &left, PanelsOf<Element> right,
+void multiply_rows_to(Rows to, const Packed &result, const Operand<Element> &left, PanelsOf<Stored<Element>> right,
                       int64_t count, Prefetches soon) {
     if constexpr (kNumbers<Element> > 1)
         if (in_whole_panels(result.size, count, {to}))
@@ -211,7 +254,7 @@ void multiply_rows_to(Rows to, const Packed &result, const Operand<Element> &lef
 // to = gate * (left * right), in whole panels; kept = left * right, unless it is absent.
 template <class Element>
 void multiply_gated(Rows to, Rows gate, Rows kept, const Packed &result, const Operand<Element> &left,
-                    PanelsOf<Element> right, int64_t count, Prefetches soon) {
+                    PanelsOf<Stored<Element>> right, int64_t count, Prefetches soon) {
     multiply_rows(result, left, right, count, soon, [&](int64_t p) {
         return ToGatedRows{to_rows(to, p), to_rows(gate, p), kept.present() ? (float *)kept.data + p * kPanel : nullptr,
                            kept.stride};
@@ -229,6 +272,36 @@ void add_outer(Panels sum, const Operand<Element> &left, const Operand<Element> 
                  Product<TransposedOf<Element>>{left.over_tokens(), right.over_tokens().panel(p), row_blocks(count)});
     }
 }
+
+#if FULMEN_TILES
+// In tiles, the left one is transposed: a tile of a left factor has its depth in its rows.
+void add_outer(Panels sum, const Operand<Tile> &left, const Operand<Tile> &right, int64_t count, Prefetches soon) {
+    const TileRegisters registers;
+    const PanelsOf<Pair> tokens = left.over_tokens(), values = right.over_tokens();
+    const int64_t blocks = padded(left.size) / kPanel, panels = padded(right.size) / kPanel, depth = tiles_of(count);
+    constexpr int64_t kMost = kRows<Tile> / kTileDepth;
+    for (int64_t d = 0; d < blocks; d += 2) {
+        prefetch_all(soon, d / 2, (blocks + 1) / 2);
+        const bool tall = d + 1 < blocks;
+        alignas(64) Pair channels[2 * kMost * kTilePairs];
+        for (int64_t b = 0; b < 1 + tall; ++b)
+            for (int64_t t = 0; t < depth; ++t)
+                transpose_block(tokens.panel(d + b) + t * kTilePairs, channels + (b * kMost + t) * kTilePairs);
+        const LeftTiles these{channels, kMost * kTilePairs, kTilePairs};
+        for (int64_t p = 0; p < panels; p += 2) {
+            const TileSums to{sum.panel(p) + d * kBlock, kBlock, sum.stride};
+            const RightTiles those{values.panel(p), values.stride};
+            if (p + 1 < panels)
+                tall ? multiply_tiles<2, 2, true>(these, those, depth, to)
+                     : multiply_tiles<1, 2, true>(these, those, depth, to);
+            else
+                tall ? multiply_tiles<2, 1, true>(these, those, depth, to)
+                     : multiply_tiles<1, 1, true>(these, those, depth, to);
+        }
+    }
+}
+
+#endif
 
 // result = a * b, element by element; result may be either.
 void multiply_elements(Panels result, Panels a, Panels b, int64_t size, int64_t count) {
@@ -254,13 +327,14 @@ struct Chunk {
 struct Walk {
     int64_t head, heads, index;
     Segment segment;
+    int64_t rows;  // tokens of a chunk
 
     // f(this chunk, the next one)
     template <class F> void for_each_chunk(F f) const {
-        for (int64_t t = segment.first; t < segment.last; t += kRows)
+        for (int64_t t = segment.first; t < segment.last; t += rows)
             for (int64_t h = head; h < head + heads; ++h) {
-                const Chunk now{h, t, smaller(kRows, segment.last - t)};
-                const Chunk later{head, t + kRows, smaller(kRows, segment.last - t - kRows)};
+                const Chunk now{h, t, smaller(rows, segment.last - t)};
+                const Chunk later{head, t + rows, smaller(rows, segment.last - t - rows)};
                 f(now, h + 1 < head + heads ? Chunk{h + 1, now.first, now.count} : later);
             }
     }
@@ -285,8 +359,8 @@ public:
 
     void sum_keys() const {
         walk(plan.keys, p.k, [&](const Walk &walk, Arena memory) {
-            const Operand<Element> k(memory, kRows, p.key_size, kOverTokens),
-                v(memory, kRows, p.value_size, kOverTokens);
+            const Operand<Element> k(memory, kTokens, p.key_size, kOverTokens),
+                v(memory, kTokens, p.value_size, kOverTokens);
             clear(kv, walk);
             walk.for_each_chunk([&](const Chunk &now, const Chunk &next) {
                 k.load(rows(p.k, now), now.count);
@@ -308,8 +382,8 @@ public:
     void answer_queries(const fulmen_tensor &output) const {
         for_each_head([&](int64_t head) { factor.fill(head, kv); });
         walk(plan.queries, p.q, [&](const Walk &walk, Arena memory) {
-            const Operand<Element> q(memory, kRows, p.key_size, kOverChannels);
-            const Packed g(memory, p.value_size), o(memory, p.value_size);
+            const Operand<Element> q(memory, kTokens, p.key_size, kOverChannels);
+            const Packed g(memory, kTokens, p.value_size), o(memory, kTokens, p.value_size);
             walk.for_each_chunk([&](const Chunk &now, const Chunk &next) {
                 const Rows to = rows(output, now), gate = rows(p.gate, now);
                 q.load(rows(p.q, now), now.count);
@@ -336,9 +410,10 @@ public:
             transposed.fill(head, kv.whole(head));
         });
         walk(plan.queries, p.q, [&](const Walk &walk, Arena memory) {
-            const Operand<Element> q(memory, kRows, p.key_size, Use{!p.qkv.data, true});
-            const Operand<Element> g(memory, kRows, p.value_size, Use{true, true, false, true});
-            const Packed dq(memory, p.key_size), go(memory, p.value_size), qkv(memory, p.value_size);
+            const Operand<Element> q(memory, kTokens, p.key_size, Use{!p.qkv.data, true});
+            const Operand<Element> g(memory, kTokens, p.value_size, Use{true, true, false, true});
+            const Packed dq(memory, kTokens, p.key_size), go(memory, kTokens, p.value_size),
+                qkv(memory, kTokens, p.value_size);
             clear(dkv, walk);
             walk.for_each_chunk([&](const Chunk &now, const Chunk &next) {
                 q.load(rows(p.q, now), now.count);
@@ -370,9 +445,9 @@ public:
             transposed.fill(head, dkv.whole(head));
         });
         walk(plan.keys, p.k, [&](const Walk &walk, Arena memory) {
-            const Operand<Element> k(memory, kRows, p.key_size, kOverChannels);
-            const Operand<Element> v(memory, kRows, p.value_size, kOverChannels);
-            const Packed dk(memory, p.key_size), dv(memory, p.value_size);
+            const Operand<Element> k(memory, kTokens, p.key_size, kOverChannels);
+            const Operand<Element> v(memory, kTokens, p.value_size, kOverChannels);
+            const Packed dk(memory, kTokens, p.key_size), dv(memory, kTokens, p.value_size);
             walk.for_each_chunk([&](const Chunk &now, const Chunk &next) {
                 k.load(rows(p.k, now), now.count);
                 v.load(rows(p.v, now), now.count);
@@ -401,6 +476,7 @@ private:
         return false;
     }
 
+    static constexpr int64_t kTokens = kRows<Element>;
     static constexpr Use kOverChannels{true, false}, kOverTokens{false, true};
     const Plan &plan;
     const fulmen_output_gate_problem &p;
@@ -427,9 +503,9 @@ private:
     // For the walk with the most operands, over the queries in the backward.
     int64_t packed_bytes() const {
         Arena counting(nullptr);
-        Operand<Element>(counting, kRows, p.key_size, Use{true, true});
-        Operand<Element>(counting, kRows, p.value_size, Use{true, true, false, true});
-        for (int64_t size : {p.key_size, p.value_size, p.value_size}) Packed(counting, size);
+        Operand<Element>(counting, kTokens, p.key_size, Use{true, true});
+        Operand<Element>(counting, kTokens, p.value_size, Use{true, true, false, true});
+        for (int64_t size : {p.key_size, p.value_size, p.value_size}) Packed(counting, kTokens, size);
         return counting.bytes();
     }
 
@@ -441,7 +517,7 @@ private:
         const int64_t groups = (count + together - 1) / together;
         parallel_for(plan.threads, groups * partition.count, [&](int64_t task, int64_t worker) {
             const int64_t head = task / partition.count * together, index = task % partition.count;
-            f(Walk{head, smaller(together, count - head), index, partition[index]},
+            f(Walk{head, smaller(together, count - head), index, partition[index], kTokens},
               Arena(workspace + arena.bytes() + worker * bytes));
         });
     }
@@ -461,13 +537,20 @@ template <class Element, class F> int64_t for_each_round(const Plan &plan, bool 
     return FULMEN_OK;
 }
 
+// Calls f with the element that a call's inputs are multiplied as.
+template <class F> int64_t with_element(const fulmen_output_gate_problem &p, F f) {
+    if constexpr (kTiles)
+        if (p.q.dtype == FULMEN_BFLOAT16) return f(Tile());
+    return with_element(p.q.dtype, f);
+}
+
 constexpr double kForwardProducts = 1, kBackwardProducts = 2.5;  // for each query and key
 
 }  // namespace
 
 int64_t output_gate_forward(const fulmen_output_gate_forward_call &call) {
     const Plan plan(call.problem, kForwardProducts);
-    return with_element(call.problem.q.dtype, [&](auto element) {
+    return with_element(call.problem, [&](auto element) {
         return for_each_round<decltype(element)>(plan, false, [&](const auto &round) {
             round.sum_keys();
             if (call.problem.kv.data) round.store_kv();
@@ -478,7 +561,7 @@ int64_t output_gate_forward(const fulmen_output_gate_forward_call &call) {
 
 int64_t output_gate_backward(const fulmen_output_gate_backward_call &call) {
     const Plan plan(call.problem, kBackwardProducts);
-    return with_element(call.problem.q.dtype, [&](auto element) {
+    return with_element(call.problem, [&](auto element) {
         return for_each_round<decltype(element)>(plan, true, [&](const auto &round) {
             call.problem.kv.data ? round.load_kv() : round.sum_keys();
             round.differentiate_queries(call);

@@ -19,6 +19,7 @@ struct Rows {
     Rows from(int64_t token, int64_t channel) const {
         return present() ? Rows{row(token) + channel * element_bytes(), dtype, stride} : *this;
     }
+    Rows backwards(int64_t token) const { return present() ? Rows{row(token), dtype, -stride} : *this; }
 };
 
 FULMEN_INLINE Rows rows_of(const fulmen_tensor &x, int64_t batch, int64_t head) {

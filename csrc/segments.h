@@ -22,7 +22,7 @@ FULMEN_INLINE int64_t segments_for(const fulmen_problem &p, int64_t tasks, int64
     return may_partition(p) && tasks > 0 && tasks < threads && p.tokens >= kWorthPartitioning ? threads / tasks : 1;
 }
 
-FULMEN_INLINE int64_t chunks_of(int64_t tokens) { return (tokens + kChunk - 1) / kChunk; }
+FULMEN_INLINE int64_t chunks_of(int64_t tokens, int64_t chunk = kChunk) { return (tokens + chunk - 1) / chunk; }
 
 FULMEN_INLINE int64_t segment_start(int64_t tokens, int64_t segment, int64_t segments) {
     return smaller(tokens, chunks_of(tokens) * segment / segments * kChunk);

@@ -146,14 +146,19 @@ struct Float16 {
     typedef uint16_t Stored;
 };
 
-// Whether this build multiplies bfloat16 inputs in pairs: where there is an instruction for it, and in the build for
-// tests.
-#if defined(__AVX512BF16__) || (FULMEN_VECTOR_BYTES == 64 && !defined(__AVX512F__))
+// How this build multiplies bfloat16 inputs: in AMX's tiles (tiles.h), in pairs, or converted to floats. The builds for
+// tests, of vectors as wide as AVX-512's without it, stand in for the others: the one that says so for tiles.
+#if defined(__AMX_BF16__) || defined(FULMEN_TILES_IN_VECTORS)
+#define FULMEN_TILES 1
+#define FULMEN_PAIRS 0
+#elif defined(__AVX512BF16__) || (FULMEN_VECTOR_BYTES == 64 && !defined(__AVX512F__))
+#define FULMEN_TILES 0
 #define FULMEN_PAIRS 1
 #else
+#define FULMEN_TILES 0
 #define FULMEN_PAIRS 0
 #endif
-constexpr bool kPairs = FULMEN_PAIRS;
+constexpr bool kTiles = FULMEN_TILES, kPairs = FULMEN_PAIRS;
 
 #if defined(__AVX2__) && FULMEN_VECTOR_BYTES == 32  // one instruction, of which GCC 12 makes four
 FULMEN_INLINE BitVec widen(HalfVec x) { return (BitVec)_mm256_cvtepu16_epi32((__m128i)x); }
@@ -174,7 +179,7 @@ FULMEN_INLINE HalfVec round_to_bfloat16(Vec x) { return (HalfVec)_mm512_cvtneps_
 FULMEN_INLINE HalfVec round_to_bfloat16(Vec x) {
     BitVec bits = (BitVec)x;
     // The build for tests takes subnormal numbers as zero, as the instruction does that it stands in for.
-    if constexpr (kPairs) bits = (bits & 0x7f800000u) == 0 ? bits & 0x80000000u : bits;
+    if constexpr (kPairs || kTiles) bits = (bits & 0x7f800000u) == 0 ? bits & 0x80000000u : bits;
     BitVec rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;  // to nearest, ties to even
     BitVec quiet_nan = (bits >> 16) | 0x40u;
     return narrow((BitVec)select(x == x, (Vec)rounded, (Vec)quiet_nan));
@@ -217,6 +222,9 @@ FULMEN_INLINE void store_as(Float16, uint16_t *p, Vec x) {
     *(HalfVecInMemory *)p = narrow((BitVec)result | (sign >> 16));
 }
 #endif
+
+// The element of workers that multiply bfloat16 in tiles, which stand in pairs.
+struct Tile {};
 
 // ---- pairs of bfloat16, which some CPUs multiply at twice the rate of floats ----
 

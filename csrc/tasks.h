@@ -35,6 +35,7 @@ FULMEN_INLINE int64_t longest_sequence(const fulmen_problem &p) {
 struct Head {
     Rows q, k, v, log_decay, log_decay_v;
     int64_t tokens;
+    bool reversed = false;  // from the last token to the first; between two of them is the decay of the later one
 };
 
 FULMEN_INLINE Head head_of(const fulmen_problem &p, const Sequence &s, int64_t h, int64_t column) {

@@ -41,7 +41,9 @@ float from_bits(uint32_t bits) {
 }
 
 // The AVX512-BF16 instruction, and what stands in for it, takes and gives subnormal numbers as zero; nothing else does.
-template <class T> bool flushes(double x) { return kPairs && std::is_same<T, BFloat16>::value && fabs(x) < 0x1p-126; }
+template <class T> bool flushes(double x) {
+    return (kPairs || kTiles) && std::is_same<T, BFloat16>::value && fabs(x) < 0x1p-126;
+}
 
 // Rounds numbers as they come, a vector at a time, each in another lane than the last.
 template <class T> class Rounding {

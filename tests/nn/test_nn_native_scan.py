@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fulmen.lab.tolerances import TOLERANCE, relative_error
+from fulmen.lab.tolerances import STATE, TOLERANCE, relative_error
 from fulmen.nn import Mamba2, native_scan
 from fulmen.nn.mamba2 import scan
 from fulmen.runtime import core
@@ -49,8 +49,16 @@ def check(tensors, options):
     for got, wanted, dtype in zip(found(tensors, options), exact(tensors, options), dtypes, strict=True):
         assert got.dtype == dtype
         assert got.shape == wanted.shape
-        if got.numel():
+        if not got.numel():
+            continue
+        if dtype != tensors[2].dtype and rounds_factors(tensors[2]):
+            assert (got - wanted).norm() <= STATE.norm * wanted.norm()
+        else:
             assert relative_error(got.double(), wanted) <= TOLERANCE[dtype]
+
+
+def rounds_factors(x):
+    return x.dtype == torch.bfloat16 and core.core.multiplies_tiles
 
 
 @pytest.mark.parametrize("dtype", core.DTYPES)

@@ -54,6 +54,7 @@ class Core:
         self._select = self._function("isa_select", ctypes.c_int64)
         self._current = self._function("isa_current")
         self._multiplies_pairs = self._function("isa_multiplies_pairs", ctypes.c_int64)
+        self._multiplies_tiles = self._function("isa_multiplies_tiles", ctypes.c_int64)
         name = self._function("isa_name", ctypes.c_int64, result=ctypes.c_char_p)
         supported = self._function("isa_supported", ctypes.c_int64)
         self._names = [name(i).decode() for i in range(self._function("isa_count")())]
@@ -77,6 +78,11 @@ class Core:
     def multiplies_pairs(self) -> bool:
         """Whether the build in use multiplies bfloat16 inputs in pairs."""
         return bool(self._multiplies_pairs(self._current()))
+
+    @property
+    def multiplies_tiles(self) -> bool:
+        """Whether it multiplies them in AMX's tiles, where an operator does."""
+        return bool(self._multiplies_tiles(self._current()))
 
     def check(self) -> str:
         """Compute something small with the build in use; should it come out wrong, go on to the next one that is right.

@@ -34,12 +34,13 @@ class Figure(NamedTuple):
 
 
 def multiplies_bfloat16(operator: str) -> bool:
-    """Whether the build in use multiplies bfloat16 in pairs. Marks of bfloat16 are meant for such a CPU: where it does
-    not, this says that an operator's figures are left out."""
+    """Whether the build in use multiplies bfloat16 as it is, in pairs or tiles. Marks of bfloat16 are meant for such a
+    CPU: where it does not, this says that an operator's figures are left out."""
     build = core.require()
-    if not build.multiplies_pairs:
-        print(f"left out: bf16 figures of {operator}, as the build {build.isa} multiplies no pairs of bfloat16")
-    return build.multiplies_pairs
+    multiplies = build.multiplies_pairs or build.multiplies_tiles
+    if not multiplies:
+        print(f"left out: bf16 figures of {operator}, as the build {build.isa} multiplies no bfloat16")
+    return multiplies
 
 
 def threads_over_one(call: Call) -> float:

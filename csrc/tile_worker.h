@@ -1,0 +1,329 @@
+// The forward of heads in bfloat16, in tiles: what forward_worker.h does, with chunks of 64 tokens.
+//
+//     o_i   = prefix_i (q_i S) + sum over j <= i of (w_ij q_i.k_j) v_j        prefix_i on the sum, in floats
+//     S_out = total S + sum over j of (suffix_j k_j) v_j^T
+//
+// Every element of the state is read, decayed, added to and rounded once in a chunk, which takes as long as 64 tokens
+// take to multiply; chunks of 16 would do little else. Decay weights are those of blocks of 16 tokens. Between blocks
+// they are products: from token j to the end of its block, through the blocks between, to token i.
+//
+// The weighed scores, the weighed keys and the state are rounded once, where they become factors.
+#pragma once
+
+#include "forward_worker.h"
+#include "tiles.h"
+
+namespace fulmen {
+namespace FULMEN_ISA {
+
+#if FULMEN_TILES
+
+constexpr int64_t kTileTokens = 64;
+constexpr int64_t kTokenBlocks = kTileTokens / kPanel, kTokenTiles = kTileTokens / kTileDepth;
+
+// Up to 16 rows of up to 32 channels: pairs of channels by tokens.
+static inline void transpose_rows(Rows rows, int64_t count, int64_t channels, Pair *to) {
+    Vec pairs[kPanel];
+    if (count >= kPanel && channels >= kTileDepth)
+#pragma GCC unroll 16
+        for (int r = 0; r < kPanel; ++r) pairs[r] = (Vec)load_pairs((const uint16_t *)rows.row(r));
+    else
+        for (int r = 0; r < kPanel; ++r)
+            pairs[r] = r < count ? (Vec)load_some_pairs((const uint16_t *)rows.row(r), channels) : Vec{};
+    transpose_lanes<kLanes / 2>(pairs);
+#pragma GCC unroll 16
+    for (int r = 0; r < kPanel; ++r) store((float *)to + r * kPanel, pairs[r]);
+}
+
+// The queries and keys of a chunk, and what heads have in turns while they attend to it: so many more of their states
+// stay in L2.
+template <> class QueriesAndKeys<Tile> {
+public:
+    QueriesAndKeys(Arena &arena, const fulmen_problem &p)
+        : scale((float)p.scale),
+          depth(tiles_of(p.key_size)),
+          q(arena, kTileTokens, p.key_size, Use{true, false}),
+          transposed_keys((Pair *)arena.floats(kTokenBlocks * depth * kTilePairs)),
+          products(arena.floats(kTokenBlocks * kTokenBlocks * kBlock)),
+          v(arena, kTileTokens, p.value_size, Use{false, true}),
+          factor(arena.panels<Pair>(depth * kPanel, 2 * kPanel)),
+          weighed_keys((Pair *)arena.floats(2 * depth * kTokenTiles * kTilePairs)),
+          weighed_scores((Pair *)arena.floats(kTokenBlocks * kTokenTiles * kTilePairs)),
+          sums(arena.floats(8 * kBlock)) {
+        if (weighed_scores) memset(weighed_scores, 0, 4 * kTokenBlocks * kTokenTiles * kTilePairs);
+    }
+
+    void load(const Head &in, int64_t t, int64_t count) const {
+        load_keys(in, t, count);
+        q.load(in.q.from(t, 0), count);
+        const TileRegisters registers;
+        for (int64_t later = 0; later < tiles_of(count); ++later)
+            for (int64_t earlier = 0; earlier <= later; ++earlier)
+                multiply_tiles<2, 2>(queries(later), {keys(2 * earlier, 0), depth * kTilePairs}, depth,
+                                     scores(2 * later, 2 * earlier));
+    }
+    void load_keys(const Head &in, int64_t t, int64_t count) const {
+        for (int64_t b = 0; b < 2 * tiles_of(count); ++b)
+            for (int64_t c = 0; c < depth; ++c)
+                transpose_rows(in.k.from(t + b * kPanel, c * kTileDepth), count - b * kPanel, q.size - c * kTileDepth,
+                               keys(b, c));
+    }
+
+    // Two blocks of 16 tokens.
+    LeftTiles queries(int64_t tile) const {
+        return {q.over_channels().data + 2 * tile * kTilePairs, kTilePairs, q.over_channels().stride};
+    }
+    // Pairs of 32 channels, of 16 tokens: a right factor.
+    Pair *keys(int64_t block, int64_t c) const { return transposed_keys + (block * depth + c) * kTilePairs; }
+    // q_i . k_j of two blocks: [i][j].
+    float *scores(int64_t later, int64_t earlier) const {
+        return products + ((later / 2 * kTokenTiles + earlier / 2) * 4 + later % 2 * 2 + earlier % 2) * kBlock;
+    }
+
+    const float scale;
+    const int64_t depth;  // tiles of channels
+
+private:
+    const Operand<Tile> q;
+    Pair *const transposed_keys;
+    float *const products;
+
+public:
+    // Of the head that attends.
+    const Operand<Tile> v;
+    const PanelsOf<Pair> factor;  // two panels of the state, rounded
+    Pair *const weighed_keys, *const weighed_scores;
+    float *const sums;
+};
+
+template <> class ForwardHead<Tile> {
+public:
+    static constexpr int64_t kTokens = kTileTokens;
+
+    ForwardHead(Arena &arena, const fulmen_problem &p, int64_t columns, const QueriesAndKeys<Tile> &rows, int64_t index,
+                int64_t sharers)
+        : key(arena, p.decay_form, p.key_size, kTokens),
+          value(arena, FULMEN_DECAY_NONE, columns),
+          state(arena.panels(p.key_size, columns)),
+          rows(rows),
+          index(index),
+          sharers(sharers) {}
+
+    // Values may have weights, one of each token, and be added to the output.
+    void start(const Head &head, Rows weights_of_values = {}, float skip_of_values = 0) {
+        in = head;
+        key.start(head.log_decay, head.reversed);
+        value.start({});
+        value_weights = weights_of_values;
+        skip = skip_of_values;
+    }
+    void enter() {
+        key.enter();
+        value.enter();
+    }
+    void enter(Matrix given) {
+        enter();
+        load_state(given, key.size(), value.size(), state);
+    }
+    void enter(Panels given) {
+        enter();
+        memcpy(state.data, given.data, 4 * (size_t)panels_size(key.size(), value.size()));
+    }
+    void round_state() {}
+
+    // A chunk whose queries and keys are loaded. The state that enters may be `empty`, and need not be there then.
+    void attend(Rows output, int64_t t, int64_t count, bool empty, bool advances) {
+        const NoSubnormals none;
+        load_values(t, count);
+        weigh_scores(tiles_of(count));
+        if (advances) weigh_keys(tiles_of(count));
+        const TileRegisters registers;
+        for (int64_t p = 0; p < value.blocks(); p += 2)
+            p + 1 < value.blocks() ? walk_panels<2>(&output, p, t, count, empty, advances)
+                                   : walk_panels<1>(&output, p, t, count, empty, advances);
+    }
+
+    // The state alone, without reading it, over the chunk that begins at token t.
+    void advance(int64_t t, int64_t last) {
+        const NoSubnormals none;
+        const int64_t count = smaller<int64_t>(kTokens, last - t);
+        rows.load_keys(in, t, count);
+        load_values(t, count);
+        weigh_keys(tiles_of(count));
+        const TileRegisters registers;
+        for (int64_t p = 0; p < value.blocks(); p += 2)
+            p + 1 < value.blocks() ? walk_panels<2>(nullptr, p, t, count, true, true)
+                                   : walk_panels<1>(nullptr, p, t, count, true, true);
+    }
+
+    bool grows() const { return key.grows(); }
+
+    Axis key, value;
+    const Panels state;
+
+private:
+    void load_values(int64_t t, int64_t count) {
+        key.begin(t, count);
+        value.begin(t, count);
+        rows.v.load(in.v.from(t, 0), count);
+        for (int64_t b = 0; b < kTokenBlocks; ++b)
+            if (value_weights.present())
+                gather(value_weights, t + b * kPanel, larger<int64_t>(0, smaller<int64_t>(kPanel, count - b * kPanel)),
+                       own + b * kPanel);
+            else
+                memcpy(own + b * kPanel, kOnes, sizeof kOnes);
+        double before = 1, after = 1;
+        for (int64_t b = 0; b < kTokenBlocks; ++b) {
+            const ScalarWeights &w = key.weights(b);
+            for (int i = 0; i < kPanel; ++i)
+                prefix[b * kPanel + i] = rows.scale * (float)(before * (double)w.prefix[i]);
+            before *= w.total;
+        }
+        for (int64_t b = kTokenBlocks - 1; b >= 0; --b) {
+            const ScalarWeights &w = key.weights(b);
+            for (int j = 0; j < kPanel; ++j)
+                suffix[b * kPanel + j] = (float)(after * (double)w.suffix[j]) * own[b * kPanel + j];
+            after *= w.total;
+        }
+    }
+
+    // An exact 0 for i < j: not even NaN comes from a later key.
+    void weigh_scores(int64_t tiles) {
+        for (int64_t later = 0; later < 2 * tiles; ++later) {
+            const ScalarWeights &w = key.weights(later);
+            Vec row = {};
+            const float *own_scores = rows.scores(later, later);
+            for (int i = 0; i < kPanel; ++i) {
+                row = select(lane_numbers() == i, broadcast(1.0f), row * w.factor[i]);
+                const Vec x = load(own_scores + i * kPanel) * (row * load(own + later * kPanel) * rows.scale);
+                put_scores(later, later, i, select(lane_numbers() <= i, x, Vec{}));
+            }
+            double between = rows.scale;
+            for (int64_t earlier = later - 1; earlier >= 0; --earlier) {
+                const Vec to_end = load(key.weights(earlier).suffix) * load(own + earlier * kPanel);
+                const float *scores = rows.scores(later, earlier);
+                const float through = (float)between;
+                for (int i = 0; i < kPanel; ++i)
+                    put_scores(later, earlier, i, load(scores + i * kPanel) * (to_end * (through * w.prefix[i])));
+                between *= key.weights(earlier).total;
+            }
+        }
+    }
+    FULMEN_MEMBER void put_scores(int64_t later, int64_t earlier, int i, Vec x) const {
+        Pair *const tile = rows.weighed_scores + (later * kTokenTiles + earlier / 2) * kTilePairs;
+        store_as(BFloat16(), (uint16_t *)(tile + i * kPanel) + earlier % 2 * kPanel, x);
+    }
+
+    // Channels over tokens, a left factor: a row has the tokens of two blocks, one after the other.
+    void weigh_keys(int64_t tiles) {
+        const float *const weights = suffix;
+        for (int64_t tile = 0; tile < tiles; ++tile) {
+            const Vec first = load(weights + tile * kTileDepth), second = load(weights + tile * kTileDepth + kPanel);
+            for (int64_t c = 0; c < rows.depth; ++c) {
+                const Pair *const a = rows.keys(2 * tile, c), *const b = rows.keys(2 * tile + 1, c);
+                Pair *const to = rows.weighed_keys + (2 * c * kTokenTiles + tile) * kTilePairs;
+                for (int m = 0; m < kPanel; ++m) {
+                    const BitVec x = load(a + m * kPanel), y = load(b + m * kPanel);
+                    Pair *const row = to + m / 8 * kTokenTiles * kTilePairs + m % 8 * 2 * kPanel;
+                    store(row, in_pairs(firsts(x) * first, firsts(y) * second));
+                    store(row + kPanel, in_pairs(seconds(x) * first, seconds(y) * second));
+                }
+            }
+        }
+    }
+
+    // Panels p and, if there are two, p + 1 of the values.
+    template <int Columns>
+    FULMEN_MEMBER void walk_panels(const Rows *output, int64_t p, int64_t t, int64_t count, bool empty, bool advances) {
+        if (output && !empty)
+            for (int c = 0; c < Columns; ++c) round_panel(p + c, rows.factor.panel(c));
+        for (int64_t tile = 0; output && tile < tiles_of(count); ++tile) {
+            const int64_t first = tile * kTileDepth;
+            read<Columns>(p, tile, empty ? 0 : rows.depth);
+            write<Columns>(*output, p, t + first, smaller(kTileDepth, count - first), prefix + first);
+        }
+        if (!advances) return;
+        for (int64_t block = 0; block < key.blocks(); block += 2) {
+            add<Columns>(p, block, tiles_of(count));
+            block + 1 < key.blocks() ? decay<2, Columns>(p, block) : decay<1, Columns>(p, block);
+        }
+        for (int c = 0; c < Columns; ++c) clear_padding(state, key.size(), value.size(), p + c);
+    }
+
+    // Of two blocks of 16 tokens: what is inside the chunk, and from the state.
+    template <int Columns> FULMEN_MEMBER void read(int64_t p, int64_t tile, int64_t depth) const {
+        multiply_tiles<2, Columns>(
+            {rows.weighed_scores + 2 * tile * kTokenTiles * kTilePairs, kTokenTiles * kTilePairs, kTilePairs},
+            {rows.v.over_tokens().panel(p), rows.v.over_tokens().stride}, tile + 1, rows.sums);
+        multiply_tiles<2, Columns>(rows.queries(tile), {rows.factor.data, rows.factor.stride}, depth,
+                                   rows.sums + 4 * kBlock);
+    }
+    template <int Columns>
+    FULMEN_MEMBER void write(Rows output, int64_t p, int64_t t, int64_t n, const float *weights) const {
+        const Results<Columns> x{rows.sums, weights};
+        if (skip != 0 || output.dtype != FULMEN_BFLOAT16 || (p + Columns) * kPanel > value.size())
+            return write_some(x, output, p, t, n);
+        const Rows to = output.from(t, p * kPanel);
+        for (int64_t i = 0; i < n; ++i)
+            if constexpr (Columns == 2)
+                store((Pair *)to.row(i), in_pairs(x(i, 0), x(i, 1)));
+            else
+                store_as(BFloat16(), (uint16_t *)to.row(i), x(i, 0));
+    }
+    template <int Columns> struct Results {
+        const float *sums, *weights;
+        FULMEN_MEMBER Vec operator()(int64_t i, int c) const {
+            const float *const inside = sums + (i / kPanel * Columns + c) * kBlock + i % kPanel * kPanel;
+            return load(inside) + load(inside + 4 * kBlock) * weights[i];
+        }
+    };
+    template <int Columns>
+    void write_some(const Results<Columns> &x, Rows output, int64_t p, int64_t t, int64_t n) const {
+        float o[kBlock];
+        for (int c = 0; c < Columns; ++c)
+            for (int64_t first = 0; first < n; first += kPanel) {
+                const int64_t some = smaller<int64_t>(kPanel, n - first), column = (p + c) * kPanel;
+                for (int64_t i = 0; i < some; ++i) {
+                    const uint16_t *const own = (const uint16_t *)in.v.row(t + first + i) + column;
+                    Vec row = x(first + i, c);
+                    if (skip != 0) row += load_some(BFloat16(), own, value.size() - column) * skip;
+                    store(o + i * kPanel, row);
+                }
+                unpack_panel(o, p + c, t + first, some, value.size(), output);
+            }
+    }
+
+    // Of the state, up to two blocks of rows: what the chunk adds, and the sum of both.
+    template <int Columns> FULMEN_MEMBER void add(int64_t p, int64_t block, int64_t tiles) const {
+        multiply_tiles<2, Columns>(
+            {rows.weighed_keys + block * kTokenTiles * kTilePairs, kTokenTiles * kTilePairs, kTilePairs},
+            {rows.v.over_tokens().panel(p), rows.v.over_tokens().stride}, tiles, rows.sums);
+    }
+    template <int Blocks, int Columns> FULMEN_MEMBER void decay(int64_t p, int64_t block) const {
+        const float total = key.totals()[0];
+        for (int c = 0; c < Columns; ++c)
+            for (int b = 0; b < Blocks; ++b) {
+                float *const s = state.panel(p + c) + (block + b) * kBlock;
+                const float *const added = rows.sums + (b * Columns + c) * kBlock;
+#pragma GCC unroll 16
+                for (int x = 0; x < kBlock; x += kLanes) store(s + x, load(added + x) + load(s + x) * total);
+            }
+    }
+    // All of a tile's depth: what is beyond the state's is zero.
+    void round_panel(int64_t p, Pair *to) const {
+        round_rows(state.panel(p), key.blocks() * kPanel, to);
+        for (int64_t x = key.blocks() * kBlock / 2; x < rows.depth * kTilePairs; x += kLanes) store(to + x, BitVec{});
+    }
+
+    const QueriesAndKeys<Tile> rows;
+    const int64_t index, sharers;
+    Head in = {};
+    Rows value_weights = {};
+    float skip = 0;
+    float own[kTileTokens], prefix[kTileTokens], suffix[kTileTokens];  // of the chunk; prefix with the scale
+};
+
+#endif
+
+}  // namespace FULMEN_ISA
+}  // namespace fulmen
