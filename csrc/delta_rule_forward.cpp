@@ -19,6 +19,7 @@ template <class Element> class DeltaForwardHead : public DeltaWorker<Element> {
 
 public:
     static constexpr int64_t kTokens = kChunk;
+    static constexpr bool kExpects = false;
     using Base::key, Base::value;
 
     DeltaForwardHead(Arena &arena, const fulmen_delta_rule_problem &p, int64_t columns, const DeltaRows<Element> &rows,

@@ -60,6 +60,7 @@ template <class Element> class ForwardHead : public ReadingWorker<Element> {
 
 public:
     static constexpr int64_t kTokens = kChunk;
+    static constexpr bool kExpects = false;
     using Base::key, Base::state, Base::value;
 
     ForwardHead(Arena &arena, const fulmen_problem &p, int64_t columns, const QueriesAndKeys<Element> &rows,

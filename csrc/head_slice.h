@@ -92,7 +92,8 @@ struct ForwardPlan {
     int64_t tasks() const { return head_slices() / together.heads; }  // unless there are segments
 };
 
-// Shared loads the queries and keys of a chunk, then each Worker that has these attends to it.
+// Shared loads the queries and keys of a chunk, then each Worker that has these attends to it, kTokens at a time. One
+// that kExpects is told who attends next; others prefetch the chunk after for themselves.
 template <class Shared, class Worker> class HeadsTogether {
 public:
     static constexpr int64_t kTokens = Worker::kTokens;  // of a chunk
@@ -114,6 +115,10 @@ public:
             const int64_t count = smaller<int64_t>(kTokens, last - t);
             for (int64_t i = 0; i < together.heads; ++i) {
                 if (i % together.sharers == 0) rows.load(slices[i].head, t, count);
+                if constexpr (Worker::kExpects) {
+                    const bool last_head = i + 1 == together.heads;
+                    heads[i]->expect(slices[last_head ? 0 : i + 1], last_head ? t + kTokens : t);
+                }
                 heads[i]->attend(slices[i].output, t, count, empty, final || t + kTokens < last);
             }
         }

@@ -211,9 +211,10 @@ void multiply_rows(const Packed &result, const Operand<Tile> &left, PanelsOf<Pai
     const TileRegisters registers;
     const PanelsOf<Pair> rows = left.over_channels();
     float sums[4 * kBlock];
+    const int64_t pairs = (row_blocks(count) + 1) / 2, parts = (result.blocks() + 1) / 2 * pairs;
     for (int64_t p = 0; p < result.blocks(); p += 2) {
-        prefetch_all(soon, p / 2, (result.blocks() + 1) / 2);
         for (int64_t block = 0; block < row_blocks(count); block += 2) {
+            prefetch_all(soon, p / 2 * pairs + block / 2, parts);
             const LeftTiles these{rows.data + block * kTilePairs, kTilePairs, rows.stride};
             const bool wide = p + 1 < result.blocks();
             wide ? multiply_tiles<2, 2>(these, {right.panel(p), right.stride}, tiles_of(left.size), sums)
@@ -280,8 +281,8 @@ void add_outer(Panels sum, const Operand<Tile> &left, const Operand<Tile> &right
     const PanelsOf<Pair> tokens = left.over_tokens(), values = right.over_tokens();
     const int64_t blocks = padded(left.size) / kPanel, panels = padded(right.size) / kPanel, depth = tiles_of(count);
     constexpr int64_t kMost = kRows<Tile> / kTileDepth;
+    const int64_t pairs = (panels + 1) / 2, parts = (blocks + 1) / 2 * pairs;
     for (int64_t d = 0; d < blocks; d += 2) {
-        prefetch_all(soon, d / 2, (blocks + 1) / 2);
         const bool tall = d + 1 < blocks;
         alignas(64) Pair channels[2 * kMost * kTilePairs];
         for (int64_t b = 0; b < 1 + tall; ++b)
@@ -291,6 +292,7 @@ void add_outer(Panels sum, const Operand<Tile> &left, const Operand<Tile> &right
         for (int64_t p = 0; p < panels; p += 2) {
             const TileSums to{sum.panel(p) + d * kBlock, kBlock, sum.stride};
             const RightTiles those{values.panel(p), values.stride};
+            prefetch_all(soon, d / 2 * pairs + p / 2, parts);
             if (p + 1 < panels)
                 tall ? multiply_tiles<2, 2, true>(these, those, depth, to)
                      : multiply_tiles<1, 2, true>(these, those, depth, to);

@@ -10,6 +10,8 @@
 // The weighed scores, the weighed keys and the state are rounded once, where they become factors.
 #pragma once
 
+#include <array>
+
 #include "forward_worker.h"
 #include "tiles.h"
 
@@ -99,6 +101,7 @@ public:
 template <> class ForwardHead<Tile> {
 public:
     static constexpr int64_t kTokens = kTileTokens;
+    static constexpr bool kExpects = true;
 
     ForwardHead(Arena &arena, const fulmen_problem &p, int64_t columns, const QueriesAndKeys<Tile> &rows, int64_t index,
                 int64_t sharers)
@@ -131,6 +134,14 @@ public:
     }
     void round_state() {}
 
+    // Who attends next, from token t on. Its rows are prefetched between products: earlier they would be gone from L2
+    // again, and all at once they would have to wait for each other.
+    void expect(const HeadSlice &next, int64_t t) {
+        expected = {next.head.v.from(t, 0), next.output.from(t, 0), next.head.q.from(t, 0), next.head.k.from(t, 0)};
+        expected_tokens = smaller(kTokens, next.head.tokens - t);
+        part = 0;
+    }
+
     // A chunk whose queries and keys are loaded. The state that enters may be `empty`, and need not be there then.
     void attend(Rows output, int64_t t, int64_t count, bool empty, bool advances) {
         const NoSubnormals none;
@@ -138,6 +149,7 @@ public:
         weigh_scores(tiles_of(count));
         if (advances) weigh_keys(tiles_of(count));
         const TileRegisters registers;
+        parts = (value.blocks() + 1) / 2 * (tiles_of(count) + advances * (key.blocks() + 1) / 2);
         for (int64_t p = 0; p < value.blocks(); p += 2)
             p + 1 < value.blocks() ? walk_panels<2>(&output, p, t, count, empty, advances)
                                    : walk_panels<1>(&output, p, t, count, empty, advances);
@@ -239,15 +251,23 @@ private:
             for (int c = 0; c < Columns; ++c) round_panel(p + c, rows.factor.panel(c));
         for (int64_t tile = 0; output && tile < tiles_of(count); ++tile) {
             const int64_t first = tile * kTileDepth;
+            prefetch_part();
             read<Columns>(p, tile, empty ? 0 : rows.depth);
             write<Columns>(*output, p, t + first, smaller(kTileDepth, count - first), prefix + first);
         }
         if (!advances) return;
         for (int64_t block = 0; block < key.blocks(); block += 2) {
+            prefetch_part();
             add<Columns>(p, block, tiles_of(count));
             block + 1 < key.blocks() ? decay<2, Columns>(p, block) : decay<1, Columns>(p, block);
         }
         for (int c = 0; c < Columns; ++c) clear_padding(state, key.size(), value.size(), p + c);
+    }
+
+    FULMEN_MEMBER void prefetch_part() {
+        for (int x = 0; x < 4; ++x)
+            prefetch(expected[x], 0, expected_tokens, x < 2 ? value.size() : key.size(), part, parts);
+        ++part;
     }
 
     // Of two blocks of 16 tokens: what is inside the chunk, and from the state.
@@ -318,6 +338,8 @@ private:
     const QueriesAndKeys<Tile> rows;
     const int64_t index, sharers;
     Head in = {};
+    std::array<Rows, 4> expected = {};  // of values, output, queries and keys
+    int64_t expected_tokens = 0, part = 0, parts = 1;
     Rows value_weights = {};
     float skip = 0;
     float own[kTileTokens], prefix[kTileTokens], suffix[kTileTokens];  // of the chunk; prefix with the scale
