@@ -117,7 +117,8 @@ public:
                 if (i % together.sharers == 0) rows.load(slices[i].head, t, count);
                 if constexpr (Worker::kExpects) {
                     const bool last_head = i + 1 == together.heads;
-                    heads[i]->expect(slices[last_head ? 0 : i + 1], last_head ? t + kTokens : t);
+                    heads[i]->expect(slices[last_head ? 0 : i + 1], last_head ? t + kTokens : t,
+                                     !last_head && (i + 1) % together.sharers != 0);
                 }
                 heads[i]->attend(slices[i].output, t, count, empty, final || t + kTokens < last);
             }

@@ -103,14 +103,12 @@ public:
     static constexpr int64_t kTokens = kTileTokens;
     static constexpr bool kExpects = true;
 
-    ForwardHead(Arena &arena, const fulmen_problem &p, int64_t columns, const QueriesAndKeys<Tile> &rows, int64_t index,
-                int64_t sharers)
+    ForwardHead(Arena &arena, const fulmen_problem &p, int64_t columns, const QueriesAndKeys<Tile> &rows, int64_t,
+                int64_t)
         : key(arena, p.decay_form, p.key_size, kTokens),
           value(arena, FULMEN_DECAY_NONE, columns),
           state(arena.panels(p.key_size, columns)),
-          rows(rows),
-          index(index),
-          sharers(sharers) {}
+          rows(rows) {}
 
     // Values may have weights, one of each token, and be added to the output.
     void start(const Head &head, Rows weights_of_values = {}, float skip_of_values = 0) {
@@ -134,10 +132,11 @@ public:
     }
     void round_state() {}
 
-    // Who attends next, from token t on. Its rows are prefetched between products: earlier they would be gone from L2
-    // again, and all at once they would have to wait for each other.
-    void expect(const HeadSlice &next, int64_t t) {
-        expected = {next.head.v.from(t, 0), next.output.from(t, 0), next.head.q.from(t, 0), next.head.k.from(t, 0)};
+    // Who attends next, from token t on, with these queries and keys or others. Its rows are prefetched between
+    // products: earlier they would be gone from L2 again, and all at once they would have to wait for each other.
+    void expect(const HeadSlice &next, int64_t t, bool shares) {
+        expected = {next.head.v.from(t, 0), next.output.from(t, 0)};
+        if (!shares) expected[2] = next.head.q.from(t, 0), expected[3] = next.head.k.from(t, 0);
         expected_tokens = smaller(kTokens, next.head.tokens - t);
         part = 0;
     }
@@ -149,7 +148,7 @@ public:
         weigh_scores(tiles_of(count));
         if (advances) weigh_keys(tiles_of(count));
         const TileRegisters registers;
-        parts = (value.blocks() + 1) / 2 * (tiles_of(count) + advances * (key.blocks() + 1) / 2);
+        parts = (value.blocks() + 1) / 2 * (tiles_of(count) + (advances ? (key.blocks() + 1) / 2 : 0));
         for (int64_t p = 0; p < value.blocks(); p += 2)
             p + 1 < value.blocks() ? walk_panels<2>(&output, p, t, count, empty, advances)
                                    : walk_panels<1>(&output, p, t, count, empty, advances);
@@ -336,7 +335,6 @@ private:
     }
 
     const QueriesAndKeys<Tile> rows;
-    const int64_t index, sharers;
     Head in = {};
     std::array<Rows, 4> expected = {};  // of values, output, queries and keys
     int64_t expected_tokens = 0, part = 0, parts = 1;
