@@ -24,11 +24,12 @@ namespace fulmen {
 namespace FULMEN_ISA {
 namespace {
 
-// Tokens of a chunk. In tiles, what is added to a sum by a chunk of 32 would take as long to load and store.
-template <class Element> constexpr int64_t kRows = std::is_same<Element, Tile>::value ? 128 : 32;
+constexpr int64_t kRowsInVectors = 32;     // tokens of a chunk;
+constexpr int64_t kRowsInTiles = 128;      // a sum takes as long to load and store as 32 take to be added to it
 constexpr int64_t kTogether = 4;           // heads that walk together, at most
 constexpr int64_t kTasks = 64;             // heads are partitioned into segments up to about this many tasks,
 constexpr int64_t kShortestSegment = 512;  // of at least so many tokens
+template <class Element> constexpr int64_t kRows = std::is_same<Element, Tile>::value ? kRowsInTiles : kRowsInVectors;
 
 struct Segment {
     int64_t first, last;

@@ -74,7 +74,7 @@ def test_suites_show_kernels_that_are_inspected():
 @pytest.mark.parametrize(
     ("suite", "file", "constants"),
     [
-        ("flao", "output_gate.cpp", ("kRows", "kTogether", "kShortestSegment")),
+        ("flao", "output_gate.cpp", ("kRowsInVectors", "kTogether", "kShortestSegment")),
         ("tpa_decode", "tpa_decode.cpp", ("kSlice",)),
         ("tpa_decode", "tpa_decoder.h", ("kTokens", "kColumns")),
         ("delta", "decay.h", ("kChunk",)),
