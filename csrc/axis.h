@@ -9,8 +9,8 @@
 namespace fulmen {
 namespace FULMEN_ISA {
 
-// begin() prepares the weights of a chunk; the rest applies them. Where they are the same for all channels, a chunk may
-// be several blocks of 16 tokens, which have weights each.
+// begin() prepares the weights of a chunk; the rest applies them. A chunk may be several blocks of 16 tokens, which
+// have weights each.
 //
 // float32 knows a total of 1 - 1e-5 to 3e-8, and over thousands of chunks the same error would multiply the state again
 // and again. So what rounding one total leaves out goes into the next one: the product of many is as good as one of
@@ -23,8 +23,8 @@ public:
         owed_ = arena.floats(padded(size));
         weights_ = (ScalarWeights *)arena.floats(token_blocks_ * (int64_t)sizeof(ScalarWeights) / 4);
         if (by_channel()) {
-            factors_ = arena.panels(kChunk, size);
-            pairs_ = (Vec *)arena.floats(kBlock * kLanes);
+            factors_ = arena.panels(tokens, size);
+            if (token_blocks_ > 1) block_totals_ = arena.floats(token_blocks_ * padded(size));
         }
     }
 
@@ -33,6 +33,8 @@ public:
     bool decays() const { return form_ != FULMEN_DECAY_NONE; }
     const float *totals() const { return totals_; }  // one per channel
     const ScalarWeights &weights(int64_t block = 0) const { return weights_[block]; }
+    // Of channels from a panel on, where there is a decay of each.
+    const float *block_totals(int64_t block, int64_t p) const { return block_totals_ + (block * blocks_ + p) * kPanel; }
 
     // `delayed`: what a token decays, it does to the state that leaves it and not to the one that enters. The rows
     // begin with the token before the first, then, whose decay is not read: that of the last one would be the next.
@@ -49,11 +51,7 @@ public:
 
     void begin(int64_t first, int64_t count) {
         if (by_channel()) {
-            pack(log_decay_, first, count, size_, factors_);
-            IntVec positive = {};
-            for (int64_t p = 0; p < blocks_; ++p)
-                channel_factors(factors_.panel(p), totals_ + p * kPanel, owed_ + p * kPanel, positive);
-            grows_ |= any(positive);
+            prepare_channel_weights(first, count);
             return;
         }
         prepare_scalar_weights(first, count);
@@ -71,33 +69,62 @@ public:
     void pair_products(PanelsOf<Element> later, PanelsOf<Element> earlier, const Element *later_transposed,
                        float *pairs) const {
         if constexpr (std::is_same<Element, float>::value)
-            if (by_channel()) return channel_pair_products(later, earlier, pairs);
+            if (by_channel()) {
+                float by_later[kBlock];
+                channel_pair_products(later, earlier, by_later);
+                return transpose_block(by_later, pairs);
+            }
         multiply(pairs, 1, Zero{}, Product<AsStoredOf<Element>>{earlier, later_transposed, blocks_});
         weigh_pairs(pairs, weights_->pair);
     }
 
-    const float *factors(int64_t p) const { return factors_.panel(p); }
-
-    void weigh_later(Panels x) const {
-        for (int64_t p = 0; p < blocks_ && decays(); ++p)
-            by_channel() ? weigh_by_prefix(x.panel(p), factors(p)) : weigh_rows(x.panel(p), weights_->prefix);
+    // The same transposed, [i][j], of a block of tokens with a decay of each channel.
+    void channel_pair_products(Panels later, Panels earlier, float *pairs, int64_t block = 0) const {
+        float transposed[kBlock];
+        memset(pairs, 0, sizeof transposed);
+        for (int64_t p = 0; p < blocks_; ++p) {
+            transpose_block(earlier.panel(p), transposed);
+            channel_pairs(later.panel(p), transposed, factors(p, block), pairs);
+        }
+        for (int i = 0; i < kPanel; ++i)
+            for (int j = 0; j < kPanel; j += kLanes)
+                store(pairs + i * kPanel + j, select(lane_numbers() + j <= i, load(pairs + i * kPanel + j), Vec{}));
     }
 
-    void weigh_earlier(Panels x) const {
+    const float *factors(int64_t p, int64_t block = 0) const { return factors_.panel(p) + block * kBlock; }
+
+    void weigh_later(Panels x, int64_t block = 0) const {
         for (int64_t p = 0; p < blocks_ && decays(); ++p)
-            by_channel() ? weigh_by_suffix(x.panel(p), factors(p)) : weigh_rows(x.panel(p), weights_->suffix);
+            by_channel() ? weigh_by_prefix(x.panel(p), factors(p, block))
+                         : weigh_rows(x.panel(p), weights_[block].prefix);
+    }
+
+    void weigh_earlier(Panels x, int64_t block = 0) const {
+        for (int64_t p = 0; p < blocks_ && decays(); ++p)
+            by_channel() ? weigh_by_suffix(x.panel(p), factors(p, block))
+                         : weigh_rows(x.panel(p), weights_[block].suffix);
     }
 
     int64_t size() const { return size_; }
     int64_t blocks() const { return blocks_; }
 
 private:
-    void channel_pair_products(Panels later, Panels earlier, float *pairs) const {
-        memset(pairs_, 0, kBlock * sizeof(Vec));
-        for (int64_t p = 0; p < blocks_; ++p)
-            channel_pairs(later.panel(p), earlier.panel(p), factors_.panel(p), pairs_);
-        for (int i = 0; i < kChunk; ++i)
-            for (int j = 0; j < kChunk; ++j) pairs[j * kPanel + i] = j <= i ? sum_lanes(pairs_[i * kChunk + j]) : 0.0f;
+    void prepare_channel_weights(int64_t first, int64_t count) {
+        IntVec positive = {};
+        for (int64_t b = 0; b < token_blocks_; ++b)
+            pack(log_decay_, first + b * kChunk, tokens_of_block(b, count), size_,
+                 {factors_.data + b * kBlock, factors_.stride});
+        for (int64_t p = 0; p < blocks_; ++p) {
+            Row sum = {};
+            for (int64_t b = 0; b < token_blocks_; ++b) {
+                const Row own = channel_factors(factors_.panel(p) + b * kBlock, positive);
+                for (int v = 0; v < kVecs && token_blocks_ > 1; ++v)
+                    store(block_totals_ + (b * blocks_ + p) * kPanel + v * kLanes, exp(own.x[v]));
+                sum = sum + own;
+            }
+            channel_totals(sum, totals_ + p * kPanel, owed_ + p * kPanel);
+        }
+        grows_ |= any(positive);
     }
 
     void prepare_scalar_weights(int64_t first, int64_t count) {
@@ -105,7 +132,7 @@ private:
         if (!varies && prepared_ == count) return;
         prepared_ = count;
         for (int64_t b = 0; b < token_blocks_; ++b) {
-            const int64_t n = larger<int64_t>(0, smaller<int64_t>(kChunk, count - b * kChunk));
+            const int64_t n = tokens_of_block(b, count);
             float log_decay[kChunk + 1] = {};
             const int64_t unread = delayed_ && first + b * kChunk == 0 ? smaller<int64_t>(1, n) : 0;
             if (varies)
@@ -120,6 +147,10 @@ private:
         }
     }
 
+    static int64_t tokens_of_block(int64_t block, int64_t count) {
+        return larger<int64_t>(0, smaller<int64_t>(kChunk, count - block * kChunk));
+    }
+
     int64_t form_, size_, blocks_, token_blocks_;
     Rows log_decay_ = {};
     bool delayed_ = false, grows_ = false;
@@ -128,7 +159,7 @@ private:
     float *owed_;  // what rounding the last total left out, relative to it; the scalar forms have one
     ScalarWeights *weights_;
     Panels factors_ = {};
-    Vec *pairs_ = nullptr;
+    float *block_totals_ = nullptr;  // where a chunk is several blocks
 };
 
 // S = diag(key totals) S diag(value totals), for panel p of S.

@@ -135,9 +135,8 @@ FULMEN_INLINE Row operator+(Row a, Row b) {
     return a;
 }
 
-// Logarithms to factors, in place; total = exp of their sum over the chunk, one per channel. `owed` is what rounding
-// the total before this one left out; then what rounding this one does. `positive` learns of logarithms above 0.
-static inline void channel_factors(float *block, float *total, float *owed, IntVec &positive) {
+// Logarithms to factors, in place; their sum over the chunk, one per channel. `positive` learns of logarithms above 0.
+static inline Row channel_factors(float *block, IntVec &positive) {
     Row sum = {};
     for (int t = 0; t < kChunk; ++t) {
         Row row = load_row(block, t);
@@ -148,6 +147,12 @@ static inline void channel_factors(float *block, float *total, float *owed, IntV
         }
         store_row(block, t, row);
     }
+    return sum;
+}
+
+// total = exp(sum), one per channel. `owed` is what rounding the total before this one left out; then what rounding
+// this one does.
+static inline void channel_totals(Row sum, float *total, float *owed) {
     for (int v = 0; v < kVecs; ++v) {
         Vec rest;
         store(total + v * kLanes, exp(sum.x[v] + load(owed + v * kLanes), rest));
@@ -188,24 +193,46 @@ FULMEN_INLINE void for_each_meeting(Row (&later)[kChunk], Row (&earlier)[kChunk]
         }
 }
 
-// pairs[16 i + j] += the vectors whose lanes add up to sum over channels of later_i * weight_ij * earlier_j, j <= i.
-static inline void channel_pairs(const float *later, const float *earlier, const float *factors, Vec *pairs) {
-    Row q[kChunk], k[kChunk], total[kChunk];
-    for (int t = 0; t < kChunk; ++t) {
-        q[t] = load_row(later, t);
-        k[t] = load_row(earlier, t);
-        total[t] = load_row(factors, t);
+// Adds what a panel's channels contribute to sums[i][j] = sum of later_i * weight_ij * earlier_j, for rows i from
+// `First` on and kLanes of the earlier tokens, from token `From` on. Those are given transposed, and on their way from
+// row to row take the factor of each row after their own; where i < j, sums come to nothing that means anything.
+template <int First, int Rows, int From>
+FULMEN_INLINE void channel_pairs(const float *later, const float *earlier_transposed, const float *factors,
+                                 float *sums) {
+    constexpr int kAtOnce = 2;  // channels, which share the masks of lanes
+    Vec sum[Rows];
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) sum[r] = load(sums + (First + r) * kPanel + From);
+    for (int d = 0; d < kPanel; d += kAtOnce) {
+        Vec earlier[kAtOnce];
+        for (int x = 0; x < kAtOnce; ++x) earlier[x] = load(earlier_transposed + (d + x) * kPanel + From);
+#pragma GCC unroll 16
+        for (int i = From; i < First + Rows; ++i)
+#pragma GCC unroll 2
+            for (int x = 0; x < kAtOnce; ++x) {
+                const Vec decayed = earlier[x] * factors[i * kPanel + d + x];
+                if (i > From)
+                    earlier[x] = i >= From + kLanes ? decayed : select(lane_numbers() < i - From, decayed, earlier[x]);
+                if (i >= First) sum[i - First] += earlier[x] * later[i * kPanel + d + x];
+            }
     }
-    auto add = [&](int i, int j) {
-        Vec sum = pairs[i * kChunk + j];
-        for (int v = 0; v < kVecs; ++v) sum += q[i].x[v] * k[j].x[v];
-        pairs[i * kChunk + j] = sum;
-    };
-    for (int t = 0; t < kChunk; ++t) add(t, t);
-    for_each_meeting(q, k, total, [&](int start, int half) {
-        for (int i = start + half; i < start + 2 * half; ++i)
-            for (int j = start; j < start + half; ++j) add(i, j);
-    });
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) store(sums + (First + r) * kPanel + From, sum[r]);
+}
+// All of them, as many rows at a time as there are registers for.
+template <int First = 0, int From = 0>
+FULMEN_INLINE void channel_pairs(const float *later, const float *earlier_transposed, const float *factors,
+                                 float *sums) {
+    constexpr int kRows = kLanes == 16 ? 16 : 8;
+    if constexpr (From < kPanel) {
+        if constexpr (First < kPanel) {
+            if constexpr (First + kRows > From)
+                channel_pairs<First, kRows, From>(later, earlier_transposed, factors, sums);
+            channel_pairs<First + kRows, From>(later, earlier_transposed, factors, sums);
+        } else {
+            channel_pairs<0, From + kLanes>(later, earlier_transposed, factors, sums);
+        }
+    }
 }
 
 // out_i = sum over j <= i of matrix_ji * weight_ij * earlier_j; matrix is [j][i].

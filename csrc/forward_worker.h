@@ -59,9 +59,9 @@ template <class Element> class ForwardHead : public ReadingWorker<Element> {
     using Base::factor, Base::in, Base::k, Base::kInFloats, Base::prefetch_share, Base::v;
 
 public:
-    static constexpr int64_t kTokens = kChunk;
     static constexpr bool kExpects = false;
     using Base::key, Base::state, Base::value;
+    using Base::kTokens;
 
     ForwardHead(Arena &arena, const fulmen_problem &p, int64_t columns, const QueriesAndKeys<Element> &rows,
                 int64_t index, int64_t sharers)

@@ -55,10 +55,9 @@ struct Together {
 
 // As many as keep their states in L2 and all threads at work; rather fewer that share than more that do not. A decay
 // per channel weighs queries and keys themselves, so that each head needs its own.
-constexpr int64_t kStatesInL2 = 65536, kStatesInLargeL2 = 131072;  // floats; every CPU with tiles has the latter
-FULMEN_INLINE Together heads_together(const fulmen_problem &p, int64_t columns, int64_t tasks, int64_t threads,
-                                      int64_t floats) {
-    const int64_t most = smaller<int64_t>(kMostTogether, floats / (p.key_size * columns));
+constexpr int64_t kStatesInL2 = 65536;  // floats
+FULMEN_INLINE Together heads_together(const fulmen_problem &p, int64_t columns, int64_t tasks, int64_t threads) {
+    const int64_t most = smaller<int64_t>(kMostTogether, kStatesInL2 / (p.key_size * columns));
     auto fits = [&](int64_t n) { return p.heads % n == 0 && (tasks / n % threads == 0 || tasks / n >= 4 * threads); };
     auto share = [&](int64_t n) {
         return !by_channel(p.decay_form) && p.heads / p.query_heads % n == 0 && p.heads / p.key_heads % n == 0;
@@ -77,7 +76,7 @@ struct ForwardPlan {
     int64_t threads, heads, segments;
     Slices slices;
     Together together;
-    ForwardPlan(const fulmen_problem &p, double flops_per_token, int64_t least, int64_t floats = kStatesInL2) {
+    ForwardPlan(const fulmen_problem &p, double flops_per_token, int64_t least) {
         threads = useful_threads(p, flops_per_token);
         heads = sequences_of(p) * p.heads;
         slices = slices_of(heads, threads, p.value_size);
@@ -85,7 +84,7 @@ struct ForwardPlan {
         if (segments < least) segments = 1;
         if (may_partition(p) && p.schedule == FULMEN_PARALLEL)
             segments = larger(segments, larger<int64_t>(2, p.header.threads));
-        if (segments == 1) together = heads_together(p, slices.width, head_slices(), threads, floats);
+        if (segments == 1) together = heads_together(p, slices.width, head_slices(), threads);
         threads = larger<int64_t>(1, smaller(threads, tasks() * segments));
     }
     int64_t head_slices() const { return heads * slices.count; }

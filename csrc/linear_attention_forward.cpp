@@ -9,7 +9,7 @@ namespace {
 
 ForwardPlan plan_of(const fulmen_problem &p) {
     const double d = (double)p.key_size, e = (double)p.value_size;
-    return ForwardPlan(p, 4 * d * e + 65 * (d + e), 2, attends_in_tiles(p) ? kStatesInLargeL2 : kStatesInL2);
+    return ForwardPlan(p, 4 * d * e + 65 * (d + e), 2);
 }
 
 // A call, and how it is partitioned.

@@ -2,6 +2,7 @@
 #include "kernels.h"
 #include "segments.h"
 #include "state_worker.h"
+#include "tile_worker.h"
 
 namespace fulmen {
 namespace FULMEN_ISA {
@@ -77,7 +78,7 @@ template <class Worker> int64_t states_forward_with(const fulmen_states_forward_
                 run.enter(x.initial);
                 for (int64_t c = 0; c < plan.chunks; ++c) {
                     store_state(run.state, p.key_size, x.columns, x.state(c));
-                    for (int64_t t = chunk_start(c); t < chunk_start(c + 1); t += kChunk)
+                    for (int64_t t = chunk_start(c); t < chunk_start(c + 1); t += Worker::kTokens)
                         run.advance(t, chunk_start(c + 1));
                 }
                 store_state(run.state, p.key_size, x.columns, x.state(plan.chunks));
@@ -91,8 +92,8 @@ template <class Worker> int64_t states_forward_with(const fulmen_states_forward_
         const int64_t index = task / plan.chunks, c = task % plan.chunks;
         with_worker(index, worker, [&](const HeadSlice &x, Worker &run) {
             const int64_t first = chunk_start(c), last = chunk_start(c + 1);
-            totals_of(x, index, c).summarise(run, chunks_of(last - first), [&](int64_t chunk) {
-                run.advance(first + chunk * kChunk, last);
+            totals_of(x, index, c).summarise(run, chunks_of(last - first, Worker::kTokens), [&](int64_t chunk) {
+                run.advance(first + chunk * Worker::kTokens, last);
             });
             store_state(run.state, p.key_size, x.columns, x.state(c + 1));
         });
@@ -115,6 +116,9 @@ template <class Worker> int64_t states_forward_with(const fulmen_states_forward_
 }  // namespace
 
 int64_t states_forward(const fulmen_states_forward_call &call) {
+#if FULMEN_TILES
+    if (attends_in_tiles(call.problem)) return states_forward_with<TileStateWorker>(call);
+#endif
     return with_element(call.problem,
                         [&](auto element) { return states_forward_with<StateWorker<decltype(element)>>(call); });
 }

@@ -23,14 +23,19 @@ FULMEN_INLINE Matrix matrix_of(const fulmen_state &x, int64_t batch, int64_t hea
 
 // Padding is zero; so is an absent state.
 static inline void load_state(Matrix from, int64_t rows, int64_t columns, Panels to) {
-    for (int64_t p = 0; p * kPanel < columns; ++p)
-        for (int64_t r = 0; r < padded(rows); ++r) {
-            float *row = to.panel(p) + r * kPanel;
-            const int64_t n = from.present() && r < rows ? smaller<int64_t>(kPanel, columns - p * kPanel) : 0;
-            const float *source = from.data + r * from.stride_row + p * kPanel * from.stride_column;
-            for (int64_t c = 0; c < n; ++c) row[c] = source[c * from.stride_column];
-            for (int64_t c = n; c < kPanel; ++c) row[c] = 0;
+    for (int64_t p = 0; p * kPanel < columns; ++p) {
+        float *const panel = to.panel(p);
+        const int64_t n = smaller<int64_t>(kPanel, columns - p * kPanel), present = from.present() ? rows : 0;
+        for (int64_t r = 0; r < present; ++r) {
+            const float *const source = from.at(r, p * kPanel);
+            float *const row = panel + r * kPanel;
+            if (from.stride_column == 1 && n == kPanel)
+                for (int v = 0; v < kPanel; v += kLanes) store(row + v, load(source + v));
+            else
+                for (int64_t c = 0; c < kPanel; ++c) row[c] = c < n ? source[c * from.stride_column] : 0;
         }
+        memset(panel + present * kPanel, 0, 4 * (size_t)((padded(rows) - present) * kPanel));
+    }
 }
 
 // Makes the padding of panel p zero again. A product that has advanced a matrix leaves NaN there where an infinite

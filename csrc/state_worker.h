@@ -19,6 +19,8 @@ namespace FULMEN_ISA {
 
 template <class Element> class StateWorker {
 public:
+    static constexpr int64_t kTokens = kChunk;
+
     StateWorker(Arena &arena, const fulmen_problem &p, int64_t columns)
         : StateWorker(arena, p, columns, advancing_keys(p), advancing_values()) {}
 

@@ -7,96 +7,21 @@
 // take to multiply; chunks of 16 would do little else. Decay weights are those of blocks of 16 tokens. Between blocks
 // they are products: from token j to the end of its block, through the blocks between, to token i.
 //
-// The weighed scores, the weighed keys and the state are rounded once, where they become factors.
+// A decay per channel weighs queries and keys themselves, in floats. Inside of a block pairs of tokens are floats too.
+// Pairs of two blocks meet at the end of the earlier one: keys are weighed up to there, and queries from there on, so
+// that a block's queries are rounded anew for each block before.
+//
+// The weighed scores, queries and keys and the state are rounded once, where they become factors.
 #pragma once
 
 #include <array>
 
-#include "forward_worker.h"
-#include "tiles.h"
+#include "tile_rows.h"
 
 namespace fulmen {
 namespace FULMEN_ISA {
 
 #if FULMEN_TILES
-
-constexpr int64_t kTileTokens = 64;
-constexpr int64_t kTokenBlocks = kTileTokens / kPanel, kTokenTiles = kTileTokens / kTileDepth;
-
-// Up to 16 rows of up to 32 channels: pairs of channels by tokens.
-static inline void transpose_rows(Rows rows, int64_t count, int64_t channels, Pair *to) {
-    Vec pairs[kPanel];
-    if (count >= kPanel && channels >= kTileDepth)
-#pragma GCC unroll 16
-        for (int r = 0; r < kPanel; ++r) pairs[r] = (Vec)load_pairs((const uint16_t *)rows.row(r));
-    else
-        for (int r = 0; r < kPanel; ++r)
-            pairs[r] = r < count ? (Vec)load_some_pairs((const uint16_t *)rows.row(r), channels) : Vec{};
-    transpose_lanes<kLanes / 2>(pairs);
-#pragma GCC unroll 16
-    for (int r = 0; r < kPanel; ++r) store((float *)to + r * kPanel, pairs[r]);
-}
-
-// The queries and keys of a chunk, and what heads have in turns while they attend to it: so many more of their states
-// stay in L2.
-template <> class QueriesAndKeys<Tile> {
-public:
-    QueriesAndKeys(Arena &arena, const fulmen_problem &p)
-        : scale((float)p.scale),
-          depth(tiles_of(p.key_size)),
-          q(arena, kTileTokens, p.key_size, Use{true, false}),
-          transposed_keys((Pair *)arena.floats(kTokenBlocks * depth * kTilePairs)),
-          products(arena.floats(kTokenBlocks * kTokenBlocks * kBlock)),
-          v(arena, kTileTokens, p.value_size, Use{false, true}),
-          factor(arena.panels<Pair>(depth * kPanel, 2 * kPanel)),
-          weighed_keys((Pair *)arena.floats(2 * depth * kTokenTiles * kTilePairs)),
-          weighed_scores((Pair *)arena.floats(kTokenBlocks * kTokenTiles * kTilePairs)),
-          sums(arena.floats(8 * kBlock)) {
-        if (weighed_scores) memset(weighed_scores, 0, 4 * kTokenBlocks * kTokenTiles * kTilePairs);
-    }
-
-    void load(const Head &in, int64_t t, int64_t count) const {
-        load_keys(in, t, count);
-        q.load(in.q.from(t, 0), count);
-        const TileRegisters registers;
-        for (int64_t later = 0; later < tiles_of(count); ++later)
-            for (int64_t earlier = 0; earlier <= later; ++earlier)
-                multiply_tiles<2, 2>(queries(later), {keys(2 * earlier, 0), depth * kTilePairs}, depth,
-                                     scores(2 * later, 2 * earlier));
-    }
-    void load_keys(const Head &in, int64_t t, int64_t count) const {
-        for (int64_t b = 0; b < 2 * tiles_of(count); ++b)
-            for (int64_t c = 0; c < depth; ++c)
-                transpose_rows(in.k.from(t + b * kPanel, c * kTileDepth), count - b * kPanel, q.size - c * kTileDepth,
-                               keys(b, c));
-    }
-
-    // Two blocks of 16 tokens.
-    LeftTiles queries(int64_t tile) const {
-        return {q.over_channels().data + 2 * tile * kTilePairs, kTilePairs, q.over_channels().stride};
-    }
-    // Pairs of 32 channels, of 16 tokens: a right factor.
-    Pair *keys(int64_t block, int64_t c) const { return transposed_keys + (block * depth + c) * kTilePairs; }
-    // q_i . k_j of two blocks: [i][j].
-    float *scores(int64_t later, int64_t earlier) const {
-        return products + ((later / 2 * kTokenTiles + earlier / 2) * 4 + later % 2 * 2 + earlier % 2) * kBlock;
-    }
-
-    const float scale;
-    const int64_t depth;  // tiles of channels
-
-private:
-    const Operand<Tile> q;
-    Pair *const transposed_keys;
-    float *const products;
-
-public:
-    // Of the head that attends.
-    const Operand<Tile> v;
-    const PanelsOf<Pair> factor;  // two panels of the state, rounded
-    Pair *const weighed_keys, *const weighed_scores;
-    float *const sums;
-};
 
 template <> class ForwardHead<Tile> {
 public:
@@ -108,13 +33,17 @@ public:
         : key(arena, p.decay_form, p.key_size, kTokens),
           value(arena, FULMEN_DECAY_NONE, columns),
           state(arena.panels(p.key_size, columns)),
-          rows(rows) {}
+          factor(arena.panels<Pair>(rows.depth * kPanel, columns)),
+          rows(rows) {
+        for (int64_t p = 0; p < value.blocks() && factor.data; ++p) clear_tail(p);
+    }
 
     // Values may have weights, one of each token, and be added to the output.
     void start(const Head &head, Rows weights_of_values = {}, float skip_of_values = 0) {
         in = head;
         key.start(head.log_decay, head.reversed);
         value.start({});
+        for (float &weight : prefix) weight = 1;  // with a decay per channel it is in the queries
         value_weights = weights_of_values;
         skip = skip_of_values;
     }
@@ -130,7 +59,9 @@ public:
         enter();
         memcpy(state.data, given.data, 4 * (size_t)panels_size(key.size(), value.size()));
     }
-    void round_state() {}
+    void round_state() {
+        for (int64_t p = 0; p < value.blocks(); ++p) round_rows(state.panel(p), key.blocks() * kPanel, factor.panel(p));
+    }
 
     // Who attends next, from token t on, with these queries and keys or others. Its rows are prefetched between
     // products: earlier they would be gone from L2 again, and all at once they would have to wait for each other.
@@ -145,13 +76,16 @@ public:
     void attend(Rows output, int64_t t, int64_t count, bool empty, bool advances) {
         const NoSubnormals none;
         load_values(t, count);
-        weigh_scores(tiles_of(count));
-        if (advances) weigh_keys(tiles_of(count));
         const TileRegisters registers;
+        if (key.by_channel()) {
+            weigh_channels(tiles_of(count), true, advances);
+        } else {
+            weigh_scores(tiles_of(count));
+            if (advances) weigh_keys(tiles_of(count));
+        }
         parts = (value.blocks() + 1) / 2 * (tiles_of(count) + (advances ? (key.blocks() + 1) / 2 : 0));
-        for (int64_t p = 0; p < value.blocks(); p += 2)
-            p + 1 < value.blocks() ? walk_panels<2>(&output, p, t, count, empty, advances)
-                                   : walk_panels<1>(&output, p, t, count, empty, advances);
+        for_each_columns([&](int64_t p, auto columns) { read_panels<columns>(output, p, t, count, empty); });
+        if (advances) for_each_columns([&](int64_t p, auto columns) { advance_panels<columns>(p, count); });
     }
 
     // The state alone, without reading it, over the chunk that begins at token t.
@@ -160,11 +94,13 @@ public:
         const int64_t count = smaller<int64_t>(kTokens, last - t);
         rows.load_keys(in, t, count);
         load_values(t, count);
-        weigh_keys(tiles_of(count));
         const TileRegisters registers;
-        for (int64_t p = 0; p < value.blocks(); p += 2)
-            p + 1 < value.blocks() ? walk_panels<2>(nullptr, p, t, count, true, true)
-                                   : walk_panels<1>(nullptr, p, t, count, true, true);
+        expected = {in.v.from(t + kTokens, 0), {}, {}, in.k.from(t + kTokens, 0)};
+        expected_tokens = smaller(kTokens, in.tokens - t - kTokens);
+        part = 0;
+        parts = (value.blocks() + 1) / 2 * ((key.blocks() + 1) / 2);
+        key.by_channel() ? weigh_channels(tiles_of(count), false, true) : weigh_keys(tiles_of(count));
+        for_each_columns([&](int64_t p, auto columns) { advance_panels<columns>(p, count); });
     }
 
     bool grows() const { return key.grows(); }
@@ -177,6 +113,9 @@ private:
         key.begin(t, count);
         value.begin(t, count);
         rows.v.load(in.v.from(t, 0), count);
+        if (!key.by_channel()) weigh_tokens(t, count);
+    }
+    void weigh_tokens(int64_t t, int64_t count) {
         for (int64_t b = 0; b < kTokenBlocks; ++b)
             if (value_weights.present())
                 gather(value_weights, t + b * kPanel, larger<int64_t>(0, smaller<int64_t>(kPanel, count - b * kPanel)),
@@ -243,24 +182,84 @@ private:
         }
     }
 
-    // Panels p and, if there are two, p + 1 of the values.
+    // With a decay per channel. In floats a block's keys are weighed to its end, and its queries from its start.
+    void weigh_channels(int64_t tiles, bool reads, bool advances) const {
+        const int64_t blocks = 2 * tiles;
+        for (int64_t b = 0; b < blocks; ++b) {
+            const Panels q = block_of(rows.float_queries, b), k = block_of(rows.float_keys, b);
+            if (reads) {
+                key.channel_pair_products(q, k, rows.sums, b);
+                for (int i = 0; i < kPanel; ++i) put_scores(b, b, i, load(rows.sums + i * kPanel));
+                key.weigh_later(q, b);
+            }
+            key.weigh_earlier(k, b);
+            if (reads && b + 1 < blocks) rows.round_keys(b);
+        }
+        for (int64_t later = 0; later < blocks && reads; ++later) {
+            for (int64_t earlier = later - 1; earlier >= 0; --earlier) {
+                rows.round_queries(later);
+                multiply_tiles<1, 1>(rows.queries(later), {rows.keys(earlier, 0), 0}, rows.depth, rows.sums);
+                for (int i = 0; i < kPanel; ++i) put_scores(later, earlier, i, load(rows.sums + i * kPanel));
+                weigh_queries(later, earlier);
+            }
+            rows.round_queries(later);
+        }
+        for (int64_t p = 0; p < key.blocks() && advances; ++p) weigh_keys_of_panel(p, tiles);
+    }
+    static Panels block_of(Panels x, int64_t block) { return {x.data + block * kBlock, x.stride}; }
+
+    // The queries of a block pass another one before.
+    void weigh_queries(int64_t block, int64_t passed) const {
+        for (int64_t p = 0; p < key.blocks(); ++p) {
+            const Vec total = load(key.block_totals(passed, p));
+            float *const x = rows.float_queries.panel(p) + block * kBlock;
+            for (int i = 0; i < kBlock; i += kPanel) store(x + i, load(x + i) * total);
+        }
+    }
+
+    // Keys that are weighed to the ends of their blocks: to the end of the chunk, 16 channels over tokens.
+    void weigh_keys_of_panel(int64_t p, int64_t tiles) const {
+        Vec after = broadcast(1.0f);
+        for (int64_t tile = tiles - 1; tile >= 0; --tile) {
+            Vec first[kPanel], second[kPanel];
+            const float *const x = rows.float_keys.panel(p) + 2 * tile * kBlock;
+            for (int i = 0; i < kPanel; ++i) second[i] = load(x + kBlock + i * kPanel) * after;
+            after *= load(key.block_totals(2 * tile + 1, p));
+            for (int i = 0; i < kPanel; ++i) first[i] = load(x + i * kPanel) * after;
+            after *= load(key.block_totals(2 * tile, p));
+            transpose_lanes<kLanes / 2>(first);
+            transpose_lanes<kLanes / 2>(second);
+            Pair *const to = rows.weighed_keys + (p * kTokenTiles + tile) * kTilePairs;
+            for (int d = 0; d < kPanel; ++d) store(to + d * kPanel, in_pairs(first[d], second[d]));
+        }
+    }
+
+    // Calls f with panels of the values, two at a time, and how many these are.
+    template <class F> FULMEN_MEMBER void for_each_columns(F f) const {
+        int64_t p = 0;
+        for (; p + 1 < value.blocks(); p += 2) f(p, std::integral_constant<int, 2>());
+        if (p < value.blocks()) f(p, std::integral_constant<int, 1>());
+    }
     template <int Columns>
-    FULMEN_MEMBER void walk_panels(const Rows *output, int64_t p, int64_t t, int64_t count, bool empty, bool advances) {
-        if (output && !empty)
-            for (int c = 0; c < Columns; ++c) round_panel(p + c, rows.factor.panel(c));
-        for (int64_t tile = 0; output && tile < tiles_of(count); ++tile) {
+    FULMEN_MEMBER void read_panels(Rows output, int64_t p, int64_t t, int64_t count, bool empty) {
+        for (int64_t tile = 0; tile < tiles_of(count); ++tile) {
             const int64_t first = tile * kTileDepth;
             prefetch_part();
             read<Columns>(p, tile, empty ? 0 : rows.depth);
-            write<Columns>(*output, p, t + first, smaller(kTileDepth, count - first), prefix + first);
+            write<Columns>(output, p, t + first, smaller(kTileDepth, count - first), prefix + first);
         }
-        if (!advances) return;
+    }
+    template <int Columns> FULMEN_MEMBER void advance_panels(int64_t p, int64_t count) {
         for (int64_t block = 0; block < key.blocks(); block += 2) {
             prefetch_part();
             add<Columns>(p, block, tiles_of(count));
             block + 1 < key.blocks() ? decay<2, Columns>(p, block) : decay<1, Columns>(p, block);
         }
-        for (int c = 0; c < Columns; ++c) clear_padding(state, key.size(), value.size(), p + c);
+        if (key.size() % kPanel == 0 && (p + Columns) * kPanel <= value.size()) return;
+        for (int c = 0; c < Columns; ++c) {
+            clear_padding(state, key.size(), value.size(), p + c);
+            round_rows(state.panel(p + c), key.blocks() * kPanel, factor.panel(p + c));
+        }
     }
 
     FULMEN_MEMBER void prefetch_part() {
@@ -274,7 +273,7 @@ private:
         multiply_tiles<2, Columns>(
             {rows.weighed_scores + 2 * tile * kTokenTiles * kTilePairs, kTokenTiles * kTilePairs, kTilePairs},
             {rows.v.over_tokens().panel(p), rows.v.over_tokens().stride}, tile + 1, rows.sums);
-        multiply_tiles<2, Columns>(rows.queries(tile), {rows.factor.data, rows.factor.stride}, depth,
+        multiply_tiles<2, Columns>(rows.queries(2 * tile), {factor.panel(p), factor.stride}, depth,
                                    rows.sums + 4 * kBlock);
     }
     template <int Columns>
@@ -312,28 +311,36 @@ private:
             }
     }
 
-    // Of the state, up to two blocks of rows: what the chunk adds, and the sum of both.
+    // Of the state, up to two blocks of rows: what the chunk adds, and the sum of both, which is rounded at once.
     template <int Columns> FULMEN_MEMBER void add(int64_t p, int64_t block, int64_t tiles) const {
         multiply_tiles<2, Columns>(
             {rows.weighed_keys + block * kTokenTiles * kTilePairs, kTokenTiles * kTilePairs, kTilePairs},
             {rows.v.over_tokens().panel(p), rows.v.over_tokens().stride}, tiles, rows.sums);
     }
     template <int Blocks, int Columns> FULMEN_MEMBER void decay(int64_t p, int64_t block) const {
-        const float total = key.totals()[0];
         for (int c = 0; c < Columns; ++c)
             for (int b = 0; b < Blocks; ++b) {
+                const float *const totals = key.totals() + (block + b) * kPanel;
                 float *const s = state.panel(p + c) + (block + b) * kBlock;
                 const float *const added = rows.sums + (b * Columns + c) * kBlock;
-#pragma GCC unroll 16
-                for (int x = 0; x < kBlock; x += kLanes) store(s + x, load(added + x) + load(s + x) * total);
+                Pair *const rounded = factor.panel(p + c) + (block + b) * kBlock / 2;
+#pragma GCC unroll 8
+                for (int x = 0; x < kBlock; x += 2 * kPanel) {
+                    const Vec even = load(added + x) + load(s + x) * totals[x / kPanel];
+                    const Vec odd = load(added + x + kPanel) + load(s + x + kPanel) * totals[x / kPanel + 1];
+                    store(s + x, even);
+                    store(s + x + kPanel, odd);
+                    store(rounded + x / 2, lane_pairs(even, odd));
+                }
             }
     }
-    // All of a tile's depth: what is beyond the state's is zero.
-    void round_panel(int64_t p, Pair *to) const {
-        round_rows(state.panel(p), key.blocks() * kPanel, to);
+    // A tile's depth beyond that of the state, which is zero.
+    void clear_tail(int64_t p) const {
+        Pair *const to = factor.panel(p);
         for (int64_t x = key.blocks() * kBlock / 2; x < rows.depth * kTilePairs; x += kLanes) store(to + x, BitVec{});
     }
 
+    const PanelsOf<Pair> factor;  // the state, rounded
     const QueriesAndKeys<Tile> rows;
     Head in = {};
     std::array<Rows, 4> expected = {};  // of values, output, queries and keys
@@ -341,6 +348,13 @@ private:
     Rows value_weights = {};
     float skip = 0;
     float own[kTileTokens], prefix[kTileTokens], suffix[kTileTokens];  // of the chunk; prefix with the scale
+};
+
+// One head, of which nothing but the state is computed.
+class TileStateWorker : public ForwardHead<Tile> {
+public:
+    TileStateWorker(Arena &arena, const fulmen_problem &p, int64_t columns)
+        : ForwardHead<Tile>(arena, p, columns, QueriesAndKeys<Tile>(arena, p), 0, 1) {}
 };
 
 #endif

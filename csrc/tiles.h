@@ -14,11 +14,10 @@
 namespace fulmen {
 namespace FULMEN_ISA {
 
-// Whether linear attention multiplies in tiles: as pairs, not with a decay of the values nor of few channels. A decay
-// per channel weighs queries and keys in floats.
+// Whether linear attention multiplies in tiles: as pairs, not with a decay of the values nor of few channels.
 FULMEN_INLINE bool attends_in_tiles(const fulmen_problem &p) {
-    return kTiles && p.k.dtype == FULMEN_BFLOAT16 && !by_channel(p.decay_form) && !decays(p.decay_v_form) &&
-           p.key_size >= kPanel && p.value_size >= kPanel;
+    return kTiles && p.k.dtype == FULMEN_BFLOAT16 && !decays(p.decay_v_form) && p.key_size >= kPanel &&
+           p.value_size >= kPanel;
 }
 
 constexpr int64_t kTileDepth = 2 * kPanel;  // numbers
