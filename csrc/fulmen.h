@@ -25,7 +25,7 @@
 extern "C" {
 #endif
 
-#define FULMEN_VERSION 9
+#define FULMEN_VERSION 10
 #define FULMEN_MAX_SIZE 512 /* D and E run from 1 to this */
 #define FULMEN_MAX_WIDTH 64 /* as does K, the width of a convolution, to this */
 #define FULMEN_EPSILON 1e-6f
@@ -267,7 +267,7 @@ typedef struct {
     fulmen_tensor v;       /* [B, M, H, E] */
     fulmen_tensor gate;    /* [B, N, H, E] */
     fulmen_state kv;       /* optional */
-    fulmen_tensor qkv;     /* optional, [B, N, H, E], float32 */
+    fulmen_tensor qkv;     /* optional, [B, N, H, E], float32, or beside bfloat16 that */
 } fulmen_output_gate_problem;
 
 typedef struct {

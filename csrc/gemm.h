@@ -149,21 +149,14 @@ struct ToRows {
             for (int v = 0; v < Vecs; ++v) store_as(BFloat16(), to + v * kLanes, acc[r][v]);
     }
 };
-// The same, times rows like them; before that the results go to rows of floats too, if there are any.
+// The same, times rows like them; before that the results go to other rows too, if there are any.
 struct ToGatedRows {
-    ToRows result, gate;
-    float *kept;
-    int64_t kept_stride;
+    ToRows result, gate, kept;
     template <class Tile> FULMEN_MEMBER void begin(Tile &acc, const float *c) const { Zero{}.begin(acc, c); }
     template <int Rows, int Vecs>
     FULMEN_MEMBER void end(Vec (&acc)[Rows][Vecs], float *c, int64_t row, int column) const {
-        const ToRows weights = gate;  // copies, which no store can change
-        const int64_t stride = kept_stride;
-        if (float *const to = kept)
-#pragma GCC unroll 16
-            for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 4
-                for (int v = 0; v < Vecs; ++v) store(to + (row + r) * stride + column + v * kLanes, acc[r][v]);
+        const ToRows weights = gate;  // a copy, which no store can change
+        if (kept.rows) kept.end(acc, c, row, column);
 #pragma GCC unroll 16
         for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4

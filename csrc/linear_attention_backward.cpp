@@ -59,8 +59,9 @@ fulmen_attention_forward_call query_gradient(const fulmen_attention_backward_cal
 // That is all of a backward without gradients of decays, of inputs that heads share, or of states.
 bool is_attention_throughout(const fulmen_attention_backward_call &call) {
     const fulmen_problem &p = call.problem;
-    return attends_in_tiles(p) && !by_channel(p.decay_form) && call.grad_output.data && call.grad_output.dtype == p.k.dtype && !wants_decays(call) &&
-           !call.grad_state.data && !call.dinitial.data && !shares_heads(p);
+    return attends_in_tiles(p) && !by_channel(p.decay_form) && call.grad_output.data &&
+           call.grad_output.dtype == p.k.dtype && !wants_decays(call) && !call.grad_state.data && !call.dinitial.data &&
+           !shares_heads(p);
 }
 
 int64_t attention_backward_in_tiles(const fulmen_attention_backward_call &call) {

@@ -234,10 +234,10 @@ void multiply_rows(const Packed &result, const Operand<Tile> &left, PanelsOf<Pai
 
 #endif
 
-// Whether a product in pairs can write and read rows by itself: it does so in whole panels.
+// Whether a product in pairs can write and read rows by itself: it does so in whole panels. Rows may be absent.
 bool in_whole_panels(int64_t size, int64_t count, std::initializer_list<Rows> all) {
     bool whole = count % kPanel == 0 && size % kPanel == 0;
-    for (const Rows &rows : all) whole = whole && rows.dtype == FULMEN_BFLOAT16;
+    for (const Rows &rows : all) whole = whole && (!rows.present() || rows.dtype == FULMEN_BFLOAT16);
     return whole;
 }
 FULMEN_INLINE ToRows to_rows(Rows rows, int64_t p) { return {(uint16_t *)rows.data + p * kPanel, rows.stride}; }
@@ -258,8 +258,7 @@ template <class Element>
 void multiply_gated(Rows to, Rows gate, Rows kept, const Packed &result, const Operand<Element> &left,
                     PanelsOf<Stored<Element>> right, int64_t count, Prefetches soon) {
     multiply_rows(result, left, right, count, soon, [&](int64_t p) {
-        return ToGatedRows{to_rows(to, p), to_rows(gate, p), kept.present() ? (float *)kept.data + p * kPanel : nullptr,
-                           kept.stride};
+        return ToGatedRows{to_rows(to, p), to_rows(gate, p), kept.present() ? to_rows(kept, p) : ToRows{}};
     });
 }
 
@@ -313,12 +312,13 @@ void multiply_elements(Panels result, Panels a, Panels b, int64_t size, int64_t 
             store(result.panel(p) + x, load(a.panel(p) + x) * load(b.panel(p) + x));
 }
 
-// to = a * b, element by element, of bfloat16 and of floats, in whole panels.
+// to = a * b, element by element, of bfloat16 in whole panels.
 inline void multiply_elements(Rows to, Rows a, Rows b, int64_t size, int64_t count) {
     for (int64_t r = 0; r < count; ++r)
         for (int64_t f = 0; f < size; f += kLanes)
             store_as(BFloat16(), (uint16_t *)to.row(r) + f,
-                     load_as(BFloat16(), (const uint16_t *)a.row(r) + f) * load((const float *)b.row(r) + f));
+                     load_as(BFloat16(), (const uint16_t *)a.row(r) + f) *
+                         load_as(BFloat16(), (const uint16_t *)b.row(r) + f));
 }
 
 // Some tokens of one head of a round.
@@ -388,16 +388,16 @@ public:
             const Operand<Element> q(memory, kTokens, p.key_size, kOverChannels);
             const Packed g(memory, kTokens, p.value_size), o(memory, kTokens, p.value_size);
             walk.for_each_chunk([&](const Chunk &now, const Chunk &next) {
-                const Rows to = rows(output, now), gate = rows(p.gate, now);
+                const Rows to = rows(output, now), gate = rows(p.gate, now), kept = rows(p.qkv, now);
                 q.load(rows(p.q, now), now.count);
                 if constexpr (kNumbers<Element> > 1)
-                    if (in_whole_panels(p.value_size, now.count, {to, gate}))
+                    if (in_whole_panels(p.value_size, now.count, {to, gate, kept}))
                         return multiply_gated(
-                            to, gate, rows(p.qkv, now), o, q, factor(now.head, kv), now.count,
+                            to, gate, kept, o, q, factor(now.head, kv), now.count,
                             {soon(p.gate, g, next), soon(output, o, next), soon(p.qkv, o, next), soon(p.q, q, next)});
                 multiply_rows(o, q, factor(now.head, kv), now.count,
                               {soon(p.gate, g, now), soon(output, o, now), soon(p.qkv, o, now), soon(p.q, q, next)});
-                if (p.qkv.data) o.store(rows(p.qkv, now), now.count);
+                if (kept.present()) o.store(kept, now.count);
                 g.load(rows(p.gate, now), now.count);
                 multiply_elements(o.panels, o.panels, g.panels, p.value_size, now.count);
                 o.store(rows(output, now), now.count);
@@ -468,9 +468,10 @@ private:
                        const Operand<Element> &g, const Packed &qkv) const {
         if constexpr (kNumbers<Element> > 1) {
             const Rows grad = rows(call.grad_output, at), gate = rows(p.gate, at), dgate = rows(call.dgate, at);
-            if (!in_whole_panels(p.value_size, at.count, {grad, gate, dgate})) return false;
-            if (p.qkv.data)
-                multiply_elements(dgate, grad, rows(p.qkv, at), p.value_size, at.count);
+            const Rows kept = rows(p.qkv, at);
+            if (!in_whole_panels(p.value_size, at.count, {grad, gate, dgate, kept})) return false;
+            if (kept.present())
+                multiply_elements(dgate, grad, kept, p.value_size, at.count);
             else
                 multiply_gated(dgate, grad, {}, qkv, q, factor(at.head, kv), at.count, {});
             g.load_products(grad, gate, at.count);

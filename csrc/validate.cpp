@@ -185,7 +185,7 @@ int64_t invalid_gate(const fulmen_output_gate_problem &p) {
     if (p.batch < 0 || p.queries < 0 || p.keys < 0 || p.heads < 1 || !is_size(p.key_size) || !is_size(p.value_size))
         return FULMEN_BAD_SIZE;
     if (!is_dtype(p.q.dtype) || p.k.dtype != p.q.dtype || p.v.dtype != p.q.dtype || p.gate.dtype != p.q.dtype ||
-        !is_float32(p.qkv) || !is_float32(p.kv))
+        !(is_float32(p.qkv) || (p.qkv.dtype == FULMEN_BFLOAT16 && p.q.dtype == FULMEN_BFLOAT16)) || !is_float32(p.kv))
         return FULMEN_BAD_DTYPE;
     if (p.batch > 0 && ((p.queries > 0 && (!p.q.data || !p.gate.data)) || (p.keys > 0 && (!p.k.data || !p.v.data))))
         return FULMEN_MISSING_TENSOR;

@@ -378,7 +378,8 @@ template <class Call> void check_output_gate(Valid<Call> &x) {
         REFUSES(x, FULMEN_BAD_DTYPE, call.problem.*tensor = kFloats);
         REFUSES(x, FULMEN_MISSING_TENSOR, (call.problem.*tensor).data = nullptr);
     }
-    REFUSES(x, FULMEN_BAD_DTYPE, call.problem.qkv = kHalves);
+    TAKES(x, call.problem.qkv = kHalves);
+    REFUSES(x, FULMEN_BAD_DTYPE, call.problem.qkv.dtype = FULMEN_FLOAT16);
     REFUSES(x, FULMEN_BAD_DTYPE, call.problem.kv = kHalfState);
     TAKES(x, (call.problem.kv.data = nullptr, call.problem.qkv.data = nullptr));
     REFUSES(x, FULMEN_MISSING_TENSOR,

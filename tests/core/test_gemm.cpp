@@ -301,18 +301,19 @@ Pair pair(float first, float second) {
         for (int64_t c = 0; c < apart; ++c)
             gate[(size_t)(r * apart + c)] = round_to_bfloat16(broadcast(gate_of(r, c)))[0];
     for (const bool keeps : {false, true}) {
-        std::vector<float> kept((size_t)(blocks * kPanel * apart), 7.0f);
+        std::vector<uint16_t> kept((size_t)(blocks * kPanel * apart), 7);
         check_to_rows(
             "pairs to gated rows", [&](int64_t r, int64_t c) { return gate_of(r, c) * product(r, c); },
             [&](ToRows to, int64_t p) {
                 const ToRows beside{gate.data() + p * kPanel, apart};
-                float *const floats = keeps ? kept.data() + p * kPanel : nullptr;
-                multiply(nullptr, blocks, ToGatedRows{to, beside, floats, apart}, of(as_stored, p));
+                const ToRows also{keeps ? kept.data() + p * kPanel : nullptr, apart};
+                multiply(nullptr, blocks, ToGatedRows{to, beside, also}, of(as_stored, p));
             });
         for (int64_t r = 0; r < f.rows; ++r)
             for (int64_t c = 0; c < f.columns; ++c)
-                CHECK(kept[(size_t)(r * apart + c)] == (keeps ? product(r, c) : 7.0f), "kept, %d x %d x %d: at %d, %d",
-                      (int)f.rows, (int)f.depth, (int)f.columns, (int)r, (int)c);
+                CHECK(kept[(size_t)(r * apart + c)] ==
+                          (keeps ? round_to_bfloat16(broadcast(product(r, c)))[0] : (uint16_t)7),
+                      "kept, %d x %d x %d: at %d, %d", (int)f.rows, (int)f.depth, (int)f.columns, (int)r, (int)c);
     }
 }
 

@@ -37,12 +37,12 @@ def output_gated_attention(
         gate: ``[B, N, H, E]``, dtype of q.
         save: what a forward that will be differentiated keeps for its backward, which recomputes the rest:
             ``()`` nothing, ``("kv",)`` the products kᵀv ``[B, H, D, E]``, ``("kv", "qkv")`` also the ungated output
-            ``[B, N, H, E]``. Both are kept in float32 (float64 for float64 inputs).
-            The reference backend always keeps both.
+            ``[B, N, H, E]``. Both are kept in float32 (float64 for float64 inputs), the latter of bfloat16 inputs in
+            bfloat16. The reference backend always keeps both.
         backend: a name from :func:`fulmen.backends`, or "auto".
 
     Returns:
-        The output ``[B, N, H, E]`` in q's dtype. kᵀv and q·(kᵀv) are never rounded to 16 bits on the way.
+        The output ``[B, N, H, E]`` in q's dtype. q·(kᵀv) is not rounded to 16 bits on the way.
 
     Raises:
         TypeError, ValueError: before any work, naming the argument, what it was and what it must be.

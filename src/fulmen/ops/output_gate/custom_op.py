@@ -43,7 +43,8 @@ def _result_like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 def _results(p: Gated, keep_kv: bool, keep_qkv: bool) -> tuple[Tensor, Tensor, Tensor]:
     single = state_dtype(p.q.dtype)
     kv = p.q.new_empty(p.kv_shape if keep_kv else (0,), dtype=single)
-    qkv = _result_like(p.gate, single) if keep_qkv else p.q.new_empty(0, dtype=single)
+    ungated = p.q.dtype if p.q.dtype == torch.bfloat16 else single  # float16 could overflow
+    qkv = _result_like(p.gate, ungated) if keep_qkv else p.q.new_empty(0, dtype=ungated)
     return _result_like(p.gate), kv, qkv
 
 

@@ -22,10 +22,10 @@ class Gated(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """The intermediates, in the state's dtype; None for what is not kept."""
+    """The intermediates; None for what is not kept."""
 
-    kv: Tensor | None  # [B, H, D, E]
-    qkv: Tensor | None  # [B, N, H, E]
+    kv: Tensor | None  # [B, H, D, E], the state's dtype
+    qkv: Tensor | None  # [B, N, H, E], the same, or bfloat16 where the inputs are
 
 
 class GateBackend(Protocol):

@@ -49,7 +49,7 @@ def launched(
     with dry_run(architecture) as (launches, _):
         p = call(torch.bfloat16, dim, dim, batch, length, heads)
         output = torch.empty_like(p.gate)
-        kept = Kept(torch.empty(p.kv_shape) if keep_kv else None, torch.empty(p.gate.shape) if keep_qkv else None)
+        kept = Kept(torch.empty(p.kv_shape) if keep_kv else None, torch.empty_like(p.gate) if keep_qkv else None)
         _backend.forward(p, output, kept)
         forward = launches.copy()
         launches.clear()
