@@ -25,7 +25,7 @@ struct HeadGradients {
 
 template <class Element> class BackwardWorker : public StateWorker<Element> {
     typedef StateWorker<Element> Base;
-    using Base::in, Base::k, Base::kInFloats, Base::prefetch_share, Base::v, Base::weighs_in_floats;
+    using Base::in, Base::k, Base::kInFloats, Base::soon, Base::v, Base::weighs_in_floats;
 
 public:
     using Base::key, Base::state, Base::value;
@@ -69,24 +69,27 @@ public:
         if constexpr (kInFloats)
             if (value_gradient.wanted()) {
                 key.weigh_later(q.in_floats());
-                for (int64_t p = 0; p < value.blocks(); ++p)
-                    multiply(d_values.panel(p), 1, Zero{},
-                             Product<AsStored>{q.in_floats(), state.panel(p), key.blocks()});
+                for_each_panels(value.blocks(), [&](int64_t p, auto some) {
+                    multiply<some.kCount>(
+                        d_values, p, 1, Zero{},
+                        Times<some.kCount, AsStored>{q.in_floats(), panels_at<some.kCount>(state, p), key.blocks()});
+                });
                 value_gradient.begin(t, count, Read{d_values, g.in_floats()});
             }
         this->weigh_keys();
         if (kInFloats) value.weigh_earlier(v.in_floats());
-        for (int64_t p = 0; p < value.blocks(); ++p) {
-            prefetch_inputs(t + kAhead, p);
-            prefetch_share(out.q, t + kAhead, key.size(), p);
-            advance_and_round(p, k, v.over_tokens().panel(p));
-        }
+        expect_inputs(t + kAhead);
+        this->expect(out.q, t + kAhead, key.size());
+        soon.spread(this->advancing_steps());
+        for_each_panels(value.blocks(), [&](int64_t p, auto some) {
+            advance_and_round(p, k, panels_at<some.kCount>(v.over_tokens(), p));
+        });
     }
 
     // Before a walk's first chunk, once the state, or its gradient, has entered.
     void round_state() {
         if constexpr (!kInFloats)
-            for (int64_t p = 0; p < value.blocks(); ++p) this->round_state_panel(p, rounded_state(p));
+            for (int64_t p = 0; p < value.blocks(); ++p) this->round_state_panel(p, rounded_state<1>(p));
     }
 
     // The second walk's chunk: dk, dv, the decay gradients, and the gradient of the state, which `state` now holds.
@@ -127,12 +130,13 @@ public:
             unpack(d_values, t, count, value.size(), out.v);
         }
         weigh_queries();
-        for (int64_t p = 0; p < value.blocks(); ++p) {
-            prefetch_inputs(t - kAhead, p);
-            prefetch_share(out.k, t - kAhead, key.size(), p);
-            prefetch_share(out.v, t - kAhead, value.size(), p);
-            advance_and_round(p, q, g.over_tokens().panel(p));
-        }
+        expect_inputs(t - kAhead);
+        this->expect(out.k, t - kAhead, key.size());
+        this->expect(out.v, t - kAhead, value.size());
+        soon.spread(this->advancing_steps());
+        for_each_panels(value.blocks(), [&](int64_t p, auto some) {
+            advance_and_round(p, q, panels_at<some.kCount>(g.over_tokens(), p));
+        });
     }
 
     // The gradient of the state alone, over the chunk that begins at token t.
@@ -143,10 +147,12 @@ public:
         load_queries(t, count);
         load_output_gradient(t, count);
         weigh_queries();
-        for (int64_t p = 0; p < value.blocks(); ++p) {
-            prefetch_queries(t - kAhead, p);
-            this->advance_panel(p, decayed(key, value, p), q, g.over_tokens().panel(p));
-        }
+        soon = {};
+        expect_queries(t - kAhead);
+        soon.spread(this->advancing_steps());
+        for_each_panels(value.blocks(), [&](int64_t p, auto some) {
+            this->advance_panels(p, decayed(key, value, p), q, panels_at<some.kCount>(g.over_tokens(), p));
+        });
     }
 
     AxisGradient key_gradient, value_gradient;
@@ -160,16 +166,18 @@ private:
             return arena.panels<Pair>(key.size(), elements<Pair>(value.size()));
     }
 
-    // Where panel p of the state is rounded to, a panel of by_column and half a panel of by_row.
-    PairsBothWays rounded_state(int64_t p) const {
-        return {by_column.panel(p), by_row.at(0, p * kPanel / kNumbers<Element>)};
+    // Where panels of the state from p on are rounded to: as many of by_column, and half as many of by_row.
+    template <int Count> PairsBothWays<Count> rounded_state(int64_t p) const {
+        return {{by_column.panel(p), by_column.stride}, by_row.at(0, p * kPanel / kNumbers<Element>)};
     }
 
-    FULMEN_MEMBER void advance_and_round(int64_t p, const Operand<Element> &rows, const Element *columns) {
+    template <int Count>
+    FULMEN_MEMBER void advance_and_round(int64_t p, const Operand<Element> &rows, PanelOf<Element, Count> columns) {
         if constexpr (kInFloats)
-            this->advance_panel(p, decayed(key, value, p), rows, columns);
+            this->advance_panels(p, decayed(key, value, p), rows, columns);
         else
-            this->advance_panel(p, ScaleAndRound<PairsBothWays>{key.totals(), rounded_state(p)}, rows, columns);
+            this->advance_panels(p, ScaleAndRound<PairsBothWays<Count>>{key.totals(), rounded_state<Count>(p)}, rows,
+                                 columns);
     }
 
     void load_chunk(int64_t t, int64_t count, bool with_queries) {
@@ -206,13 +214,14 @@ private:
         q.round();
     }
 
-    FULMEN_MEMBER void prefetch_queries(int64_t t, int64_t p) const {
-        prefetch_share(in.q, t, key.size(), p);
-        prefetch_share(out.output, t, value.size(), p);
+    void expect_queries(int64_t t) {
+        this->expect(in.q, t, key.size());
+        this->expect(out.output, t, value.size());
     }
-    FULMEN_MEMBER void prefetch_inputs(int64_t t, int64_t p) const {
-        prefetch_queries(t, p);
-        this->prefetch_keys_and_values(t, p);
+    void expect_inputs(int64_t t) {
+        soon = {};
+        expect_queries(t);
+        this->expect_keys_and_values(t);
     }
 
     void form_scores() {
@@ -241,9 +250,11 @@ private:
         if (!key.by_channel()) {
             weigh_pairs(grads, key.weights().pair);
             const TransposedOf<Element> left = transposed(grads, rounded);
-            for (int64_t p = 0; p < key.blocks(); ++p)
-                multiply(d_keys.panel(p), 1, Add{},
-                         Product<Lower<TransposedOf<Element>>>{left, k.over_tokens().panel(p), 1});
+            for_each_panels(key.blocks(), [&](int64_t p, auto some) {
+                multiply<some.kCount>(d_keys, p, 1, Add{},
+                                      Times<some.kCount, Lower<TransposedOf<Element>>>{
+                                          left, panels_at<some.kCount>(k.over_tokens(), p), 1});
+            });
             return;
         }
         for (int64_t p = 0; p < key.blocks(); ++p) {
@@ -267,9 +278,11 @@ private:
     void add_pairs_to_key_gradient() {
         if (!key.by_channel()) {
             const AsStoredOf<Element> left = as_stored(grads, rounded);
-            for (int64_t p = 0; p < key.blocks(); ++p)
-                multiply(d_keys.panel(p), 1, Add{},
-                         Product<Upper<AsStoredOf<Element>>>{left, q.over_tokens().panel(p), 1});
+            for_each_panels(key.blocks(), [&](int64_t p, auto some) {
+                multiply<some.kCount>(d_keys, p, 1, Add{},
+                                      Times<some.kCount, Upper<AsStoredOf<Element>>>{
+                                          left, panels_at<some.kCount>(q.over_tokens(), p), 1});
+            });
             return;
         }
         for (int64_t p = 0; p < key.blocks(); ++p) add_block(d_keys.panel(p), inside_keys.panel(p));
@@ -279,18 +292,20 @@ private:
     void read_values() {
         const AsStoredOf<Element> left = as_stored(scores, rounded);
         const float *const suffix = key.by_channel() ? kOnes : key.weights().suffix;
-        for (int64_t p = 0; p < value.blocks(); ++p) {
-            const Product<Upper<AsStoredOf<Element>>> inside{left, g.over_tokens().panel(p), 1};
+        for_each_panels(value.blocks(), [&](int64_t p, auto some) {
+            constexpr int kCount = decltype(some)::kCount;
+            const Times<kCount, Upper<AsStoredOf<Element>>> inside{left, panels_at<kCount>(g.over_tokens(), p), 1};
             if constexpr (kInFloats) {
-                const Product<AsStored> from_state{k.in_floats(), state.panel(p), key.blocks()};
-                value.by_channel() ? multiply(d_values.panel(p), 1, Zero{}, from_state)
-                                   : multiply(d_values.panel(p), 1, Zero{}, from_state, inside);
+                const Times<kCount, AsStored> from_state{k.in_floats(), panels_at<kCount>(state, p), key.blocks()};
+                value.by_channel() ? multiply<kCount>(d_values, p, 1, Zero{}, from_state)
+                                   : multiply<kCount>(d_values, p, 1, Zero{}, from_state, inside);
             } else {
-                multiply(d_values.panel(p), 1, Zero{},
-                         Product<AsStoredOf<Pair>>{k.over_channels(), by_column.panel(p), key.blocks()},
-                         RowWeights{suffix}, inside);
+                multiply<kCount>(
+                    d_values, p, 1, Zero{},
+                    Times<kCount, AsStoredOf<Pair>>{k.over_channels(), panels_at<kCount>(by_column, p), key.blocks()},
+                    RowWeights{suffix}, inside);
             }
-        }
+        });
     }
 
     float scale;

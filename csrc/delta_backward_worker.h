@@ -50,7 +50,7 @@ public:
             memcpy(kept.state.panel(p), state.panel(p), 4 * (size_t)(key.blocks() * kBlock));
             Written<float> written;
             correct(p, key.blocks(), kept.errors.panel(p), written);
-            if (advanced) advance_panel(p, rows.k, written.weighed);
+            if (advanced) advance_panels(p, rows.k, Panel(written.weighed));
         }
     }
 

@@ -50,7 +50,7 @@ public:
             multiply(o, 1, Zero{}, Product<AsStoredOf<Element>>{rows.q.over_channels(), factor.panel(p), depth},
                      RowWeights{row_weights}, Product<Lower<TransposedOf<Element>>>{inside, written.own, 1});
             unpack_panel(o, p, t, count, value.size(), output);
-            if (advances) this->advance_panel(p, rows.k, written.weighed);
+            if (advances) this->advance_panels(p, rows.k, PanelOf<Element>(written.weighed));
         }
     }
 

@@ -140,7 +140,7 @@ template <class Element> class DeltaWorker : public ReadingWorker<Element> {
     typedef ReadingWorker<Element> Base;
 
 protected:
-    using Base::advance_panel, Base::factor, Base::in, Base::kInFloats, Base::prefetch_keys_and_values;
+    using Base::advance_panels, Base::factor, Base::in, Base::kInFloats, Base::prefetch_keys_and_values;
 
 public:
     using Base::key, Base::state, Base::value;
@@ -171,7 +171,7 @@ public:
             float errors[kBlock];
             Written<Element> written;
             correct(p, key.blocks(), errors, written);
-            advance_panel(p, rows.k, written.weighed);
+            advance_panels(p, rows.k, PanelOf<Element>(written.weighed));
         }
     }
 

@@ -56,7 +56,7 @@ private:
 // Number `index` of `sharers`, the heads that share queries and keys.
 template <class Element> class ForwardHead : public ReadingWorker<Element> {
     typedef ReadingWorker<Element> Base;
-    using Base::factor, Base::in, Base::k, Base::kInFloats, Base::prefetch_share, Base::v;
+    using Base::factor, Base::in, Base::k, Base::kInFloats, Base::soon, Base::v;
 
 public:
     static constexpr bool kExpects = false;
@@ -70,7 +70,7 @@ public:
           rows(rows),
           index(index),
           sharers(sharers),
-          o(arena.floats(kBlock)),
+          o(arena.panels(kChunk, kPanelsAtOnce * kPanel)),
           pairs(arena.floats(kBlock)),
           rounded_pairs(kInFloats ? nullptr : (Element *)arena.floats(kBlock)) {}
 
@@ -87,13 +87,12 @@ public:
         load_values(t, count);
         weigh_queries_and_keys(empty);
         const TransposedOf<Element> inside = transposed(pairs, rounded_pairs);
-        for (int64_t p = 0; p < value.blocks(); ++p) {
-            prefetch_queries_and_keys(t + kAhead, p);
-            this->prefetch_values(t + kAhead, p);
-            prefetch_share(output, t + kAhead, value.size(), p);
-            attend_panel(output, p, t, count, depth, inside);
-            if (advances) advance_panel(p);
-        }
+        expect_chunk(output, t + kAhead);
+        soon.spread(this->advancing_steps() * (!empty + advances));
+        for_each_panels(value.blocks(), [&](int64_t p, auto some) {
+            attend_panels<some.kCount>(output, p, t, count, depth, inside);
+            if (advances) advance_panels<some.kCount>(p);
+        });
     }
 
     // The state alone, without reading it, over the chunk that begins at token t.
@@ -103,10 +102,10 @@ public:
         load_values(t, count);
         if (key.by_channel()) this->weigh_keys();
         if constexpr (kInFloats) value.weigh_earlier(v.in_floats());
-        for (int64_t p = 0; p < value.blocks(); ++p) {
-            this->prefetch_keys_and_values(t + kAhead, p);
-            advance_panel(p);
-        }
+        soon = {};
+        this->expect_keys_and_values(t + kAhead);
+        soon.spread(this->advancing_steps());
+        for_each_panels(value.blocks(), [&](int64_t p, auto some) { advance_panels<some.kCount>(p); });
     }
 
 private:
@@ -135,54 +134,69 @@ private:
     }
 
     // Heads have a part each in the rows that they share.
-    FULMEN_MEMBER void prefetch_queries_and_keys(int64_t t, int64_t p) const {
-        prefetch_share(in.q, t, key.size(), index * value.blocks() + p, sharers);
-        prefetch_share(in.k, t, key.size(), index * value.blocks() + p, sharers);
+    void expect_chunk(Rows output, int64_t t) {
+        soon = {};
+        for (Rows rows : {in.q, in.k})
+            soon.add(rows, key.size(), t + index, smaller<int64_t>(kChunk, in.tokens - t) - index, sharers);
+        this->expect_values(t);
+        this->expect(output, t, value.size());
     }
 
     // The state's first depth blocks of rows: all of them, or none of an empty one.
-    void attend_panel(Rows output, int64_t p, int64_t t, int64_t count, int64_t depth, TransposedOf<Element> inside) {
-        const bool whole = count == kChunk && (p + 1) * kPanel <= value.size();
+    template <int Count>
+    void attend_panels(Rows output, int64_t p, int64_t t, int64_t count, int64_t depth, TransposedOf<Element> inside) {
+        const bool whole = count == kChunk && (p + Count) * kPanel <= value.size();
         if constexpr (!kInFloats)
             if (whole && output.dtype == FULMEN_BFLOAT16) {
                 const Rows to = output.from(t, p * kPanel);
-                return read_panel(p, depth, inside, ToRows{(uint16_t *)to.data, to.stride});
+                return read_panels<Count>(p, depth, inside, ToRows{(uint16_t *)to.data, to.stride});
             }
-        value.by_channel() ? read_panel_with_value_decay(p, depth) : read_panel(p, depth, inside, Zero{});
-        unpack_panel(o, p, t, count, value.size(), output);
+        value.by_channel() ? read_panels_with_value_decay<Count>(p, depth)
+                           : read_panels<Count>(p, depth, inside, Zero{});
+        for (int i = 0; i < Count; ++i) unpack_panel(o.panel(i), p + i, t, count, value.size(), output);
     }
 
-    template <class Start> void read_panel(int64_t p, int64_t depth, TransposedOf<Element> inside, const Start &start) {
-        multiply(o, 1, start, Product<AsStoredOf<Element>>{rows.q.over_channels(), factor.panel(p), depth},
-                 RowWeights{row_weights}, Product<Lower<TransposedOf<Element>>>{inside, v.over_tokens().panel(p), 1});
+    template <int Count, class Start>
+    void read_panels(int64_t p, int64_t depth, TransposedOf<Element> inside, const Start &start) {
+        multiply<Count>(o, 0, 1, start,
+                        Times<Count, AsStoredOf<Element>, Prefetching>{
+                            rows.q.over_channels(), panels_at<Count>(factor, p), depth, {&soon}},
+                        RowWeights{row_weights},
+                        Times<Count, Lower<TransposedOf<Element>>>{inside, panels_at<Count>(v.over_tokens(), p), 1});
     }
 
-    void read_panel_with_value_decay(int64_t p, int64_t depth) {
+    template <int Count> void read_panels_with_value_decay(int64_t p, int64_t depth) {
         if constexpr (kInFloats) {
-            float *const values = v.in_floats().panel(p);
-            float inside[kBlock];
-            channel_mix(pairs, values, value.factors(p), inside);
-            multiply(o, 1, Zero{}, Product<AsStored>{rows.q.in_floats(), state.panel(p), depth});
-            weigh_rows(o, row_weights);
-            weigh_by_prefix(o, value.factors(p));
-            for (int x = 0; x < kBlock; x += kLanes) store(o + x, load(o + x) + load(inside + x));
-            weigh_by_suffix(values, value.factors(p));
+            multiply<Count>(
+                o, 0, 1, Zero{},
+                Times<Count, AsStored, Prefetching>{rows.q.in_floats(), panels_at<Count>(state, p), depth, {&soon}});
+            for (int i = 0; i < Count; ++i) add_pairs_with_value_decay(p + i, o.panel(i));
         }
     }
+    void add_pairs_with_value_decay(int64_t p, float *from_state) {
+        float *const values = v.in_floats().panel(p);
+        float inside[kBlock];
+        channel_mix(pairs, values, value.factors(p), inside);
+        weigh_rows(from_state, row_weights);
+        weigh_by_prefix(from_state, value.factors(p));
+        add_block(from_state, inside);
+        weigh_by_suffix(values, value.factors(p));
+    }
 
-    void advance_panel(int64_t p) {
-        if constexpr (kInFloats) {
-            if (value_weights.present())
-                weigh_rows(v.in_floats().panel(p), weighed_suffix);
-            else if (key.decays() && !key.by_channel())
-                weigh_rows(v.in_floats().panel(p), key.weights().suffix);
-        }
-        Base::advance_panel(p, k, v.weighed().panel(p));
+    template <int Count> void advance_panels(int64_t p) {
+        if constexpr (kInFloats)
+            for (int i = 0; i < Count; ++i) {
+                if (value_weights.present())
+                    weigh_rows(v.in_floats().panel(p + i), weighed_suffix);
+                else if (key.decays() && !key.by_channel())
+                    weigh_rows(v.in_floats().panel(p + i), key.weights().suffix);
+            }
+        Base::advance_panels(p, k, panels_at<Count>(v.weighed(), p));
     }
 
     const QueriesAndKeys<Element> rows;
     const int64_t index, sharers;
-    float *const o;  // one panel
+    const Panels o;
     float *const pairs;
     Element *const rounded_pairs;
     float row_weights[kChunk] = {};

@@ -117,15 +117,15 @@ private:
             pack_all(from, rows.count, slice.count, left);
         else
             pack_all(from, slice.count, rows.count, left);
-        for (int64_t n = 0; n < columns.count; n += kPanel) {
-            float *const panel = sums.panel(n / kPanel) + to * kPanel;
-            const float *const factor = right.panel(n / kPanel);
-            const int64_t blocks = padded(rows.count) / kPanel, depth = padded(slice.count) / kPanel;
+        const Panels sum{sums.data + to * kPanel, sums.stride};
+        const int64_t blocks = padded(rows.count) / kPanel, depth = padded(slice.count) / kPanel;
+        for_each_panels(padded(columns.count) / kPanel, [&](int64_t p, auto some) {
+            const auto factor = panels_at<some.kCount>(right, p);
             if (a.depth_is_dense)
-                multiply(panel, blocks, Add{}, Product<AsStored>{left, factor, depth});
+                multiply<some.kCount>(sum, p, blocks, Add{}, Times<some.kCount, AsStored>{left, factor, depth});
             else
-                multiply(panel, blocks, Add{}, Product<Transposed>{left, factor, depth});
-        }
+                multiply<some.kCount>(sum, p, blocks, Add{}, Times<some.kCount, Transposed>{left, factor, depth});
+        });
     }
 };
 

@@ -44,7 +44,9 @@ template <class Rounded> static inline void round_panel(const float *from, int64
         to.put(both, r, 0);
     }
 }
-static inline void round_rows(const float *from, int64_t rows, Pair *to) { round_panel(from, rows, PairsOfRows{to}); }
+static inline void round_rows(const float *from, int64_t rows, Pair *to) {
+    round_panel(from, rows, PairsOfRows<>{to, 0});
+}
 
 // The same of columns, in panels.
 static inline void round_columns(Panels from, int64_t rows, int64_t columns, PanelsOf<Pair> to) {
@@ -105,7 +107,7 @@ public:
     Panels in_floats() const { return panels; }  // who finds them here
     void round(int64_t = kPanel) const {}
 
-    void load(Rows rows, int64_t count, const float * = nullptr) const { pack_all(rows, count, size, panels); }
+    void load(const Rows &rows, int64_t count, const float * = nullptr) const { pack_all(rows, count, size, panels); }
 
 private:
     const Panels panels;
@@ -128,7 +130,7 @@ public:
 
     // Rows of bfloat16, with a weight for each token of a chunk; absent ones are all zero, and so are those up to a
     // multiple of so many. Those in floats wait for round().
-    void load(Rows rows, int64_t count, const float *weights = nullptr, int64_t multiple = kPanel) const {
+    void load(const Rows &rows, int64_t count, const float *weights = nullptr, int64_t multiple = kPanel) const {
         if (use.in_floats)
             pack_all(rows, count, size, floats);
         else
@@ -139,7 +141,7 @@ public:
     }
 
     // Rows of bfloat16 times others, element by element, rounded. Sizes are whole panels.
-    void load_products(Rows a, Rows b, int64_t count, int64_t multiple = kPanel) const {
+    void load_products(const Rows &a, const Rows &b, int64_t count, int64_t multiple = kPanel) const {
         fill_pairs(count, to_multiple(count, multiple), nullptr, [a, b](int64_t r) {
             return [of_a = (const uint16_t *)a.row(r), of_b = (const uint16_t *)b.row(r)](int64_t f, int64_t n) {
                 auto product = [&](int64_t x) {
@@ -230,8 +232,10 @@ private:
 template <> class Operand<Tile> : public Operand<Pair> {
 public:
     using Operand<Pair>::Operand;
-    void load(Rows rows, int64_t count) const { Operand<Pair>::load(rows, count, nullptr, kTileDepth); }
-    void load_products(Rows a, Rows b, int64_t count) const { Operand<Pair>::load_products(a, b, count, kTileDepth); }
+    void load(const Rows &rows, int64_t count) const { Operand<Pair>::load(rows, count, nullptr, kTileDepth); }
+    void load_products(const Rows &a, const Rows &b, int64_t count) const {
+        Operand<Pair>::load_products(a, b, count, kTileDepth);
+    }
     void round(int64_t count) const { Operand<Pair>::round(count, kTileDepth); }
 };
 

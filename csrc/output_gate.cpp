@@ -175,47 +175,53 @@ struct Packed {
     Panels block(int64_t row) const { return {panels.data + row * kPanel, panels.stride}; }
 };
 
-// Rows that are needed soon: they are prefetched share by share while a product is computed.
+// Rows that are needed soon: they are prefetched while a product is computed.
 struct Soon {
     Rows rows;
     int64_t size, count;
 };
-typedef std::initializer_list<Soon> Prefetches;
+typedef std::initializer_list<Soon> Expected;
 
-FULMEN_INLINE void prefetch_all(Prefetches list, int64_t part, int64_t parts) {
-    for (const Soon &x : list) prefetch(x.rows, 0, x.count, x.size, part, parts);
+FULMEN_INLINE Prefetches over(int64_t steps, Expected list) {
+    Prefetches soon;
+    for (const Soon &x : list) soon.add(x.rows, x.size, 0, x.count);
+    soon.spread(steps);
+    return soon;
 }
+int64_t columns_at_once(int64_t panels) { return (panels + kPanelsAtOnce - 1) / kPanelsAtOnce; }
 
 int64_t row_blocks(int64_t count) { return (count + kPanel - 1) / kPanel; }
 
-// result = left * right, for the rows of a chunk; start(p) says what becomes of panel p.
+// result = left * right, for the rows of a chunk; start(p) says what becomes of the panels from p on.
 template <class Element, class Start>
 void multiply_rows(const Packed &result, const Operand<Element> &left, PanelsOf<Element> right, int64_t count,
-                   Prefetches soon, Start start) {
-    for (int64_t p = 0; p < result.blocks(); ++p) {
-        prefetch_all(soon, p, result.blocks());
-        multiply(result.panel(p), row_blocks(count), start(p),
-                 Product<AsStoredOf<Element>>{left.over_channels(), right.panel(p), padded(left.size) / kPanel});
-    }
+                   Expected next, Start start) {
+    const int64_t depth = padded(left.size) / kPanel;
+    Prefetches soon = over(columns_at_once(result.blocks()) * row_blocks(count) * depth, next);
+    for_each_panels(result.blocks(), [&](int64_t p, auto some) {
+        multiply<some.kCount>(result.panels, p, row_blocks(count), start(p),
+                              Times<some.kCount, AsStoredOf<Element>, Prefetching>{
+                                  left.over_channels(), panels_at<some.kCount>(right, p), depth, {&soon}});
+    });
 }
 template <class Element>
 void multiply_rows(const Packed &result, const Operand<Element> &left, PanelsOf<Stored<Element>> right, int64_t count,
-                   Prefetches soon) {
-    multiply_rows(result, left, right, count, soon, [](int64_t) { return Zero{}; });
+                   Expected next) {
+    multiply_rows(result, left, right, count, next, [](int64_t) { return Zero{}; });
 }
 
 #if FULMEN_TILES
 // In tiles: two blocks of rows and two panels at once, which start(p) takes as it takes those of vectors.
 template <class Start>
-void multiply_rows(const Packed &result, const Operand<Tile> &left, PanelsOf<Pair> right, int64_t count,
-                   Prefetches soon, Start start) {
+void multiply_rows(const Packed &result, const Operand<Tile> &left, PanelsOf<Pair> right, int64_t count, Expected next,
+                   Start start) {
     const TileRegisters registers;
     const PanelsOf<Pair> rows = left.over_channels();
     float sums[4 * kBlock];
-    const int64_t pairs = (row_blocks(count) + 1) / 2, parts = (result.blocks() + 1) / 2 * pairs;
+    Prefetches soon = over((row_blocks(count) + 1) / 2 * columns_at_once(result.blocks()), next);
     for (int64_t p = 0; p < result.blocks(); p += 2) {
         for (int64_t block = 0; block < row_blocks(count); block += 2) {
-            prefetch_all(soon, p / 2 * pairs + block / 2, parts);
+            soon.some();
             const LeftTiles these{rows.data + block * kTilePairs, kTilePairs, rows.stride};
             const bool wide = p + 1 < result.blocks();
             wide ? multiply_tiles<2, 2>(these, {right.panel(p), right.stride}, tiles_of(left.size), sums)
@@ -226,7 +232,7 @@ void multiply_rows(const Packed &result, const Operand<Tile> &left, PanelsOf<Pai
                     const float *const from = sums + ((b - block) * (1 + wide) + c - p) * kBlock;
 #pragma GCC unroll 16
                     for (int r = 0; r < kPanel; ++r) acc[r][0] = load(from + r * kPanel);
-                    start(c).end(acc, result.panel(c) + b * kBlock, b * kPanel, 0);
+                    start(c).end(acc, Place{result.panel(c) + b * kBlock, kLanes}, b * kPanel, 0);
                 }
         }
     }
@@ -245,43 +251,43 @@ FULMEN_INLINE ToRows to_rows(Rows rows, int64_t p) { return {(uint16_t *)rows.da
 // The same, to rows in the caller's memory; what is in `result` afterwards does not matter.
 template <class Element>
 void multiply_rows_to(Rows to, const Packed &result, const Operand<Element> &left, PanelsOf<Stored<Element>> right,
-                      int64_t count, Prefetches soon) {
+                      int64_t count, Expected next) {
     if constexpr (kNumbers<Element> > 1)
         if (in_whole_panels(result.size, count, {to}))
-            return multiply_rows(result, left, right, count, soon, [&](int64_t p) { return to_rows(to, p); });
-    multiply_rows(result, left, right, count, soon);
+            return multiply_rows(result, left, right, count, next, [&](int64_t p) { return to_rows(to, p); });
+    multiply_rows(result, left, right, count, next);
     result.store(to, count);
 }
 
 // to = gate * (left * right), in whole panels; kept = left * right, unless it is absent.
 template <class Element>
 void multiply_gated(Rows to, Rows gate, Rows kept, const Packed &result, const Operand<Element> &left,
-                    PanelsOf<Stored<Element>> right, int64_t count, Prefetches soon) {
-    multiply_rows(result, left, right, count, soon, [&](int64_t p) {
+                    PanelsOf<Stored<Element>> right, int64_t count, Expected next) {
+    multiply_rows(result, left, right, count, next, [&](int64_t p) {
         return ToGatedRows{to_rows(to, p), to_rows(gate, p), kept.present() ? to_rows(kept, p) : ToRows{}};
     });
 }
 
 // sum += left^T right, over the rows of two chunks.
 template <class Element>
-void add_outer(Panels sum, const Operand<Element> &left, const Operand<Element> &right, int64_t count,
-               Prefetches soon) {
-    const int64_t blocks = padded(right.size) / kPanel;
-    for (int64_t p = 0; p < blocks; ++p) {
-        prefetch_all(soon, p, blocks);
-        multiply(sum.panel(p), padded(left.size) / kPanel, Add{},
-                 Product<TransposedOf<Element>>{left.over_tokens(), right.over_tokens().panel(p), row_blocks(count)});
-    }
+void add_outer(Panels sum, const Operand<Element> &left, const Operand<Element> &right, int64_t count, Expected next) {
+    const int64_t blocks = padded(left.size) / kPanel, panels = padded(right.size) / kPanel, depth = row_blocks(count);
+    Prefetches soon = over(columns_at_once(panels) * blocks * depth, next);
+    for_each_panels(panels, [&](int64_t p, auto some) {
+        multiply<some.kCount>(sum, p, blocks, Add{},
+                              Times<some.kCount, TransposedOf<Element>, Prefetching>{
+                                  left.over_tokens(), panels_at<some.kCount>(right.over_tokens(), p), depth, {&soon}});
+    });
 }
 
 #if FULMEN_TILES
 // In tiles, the left one is transposed: a tile of a left factor has its depth in its rows.
-void add_outer(Panels sum, const Operand<Tile> &left, const Operand<Tile> &right, int64_t count, Prefetches soon) {
+void add_outer(Panels sum, const Operand<Tile> &left, const Operand<Tile> &right, int64_t count, Expected next) {
     const TileRegisters registers;
     const PanelsOf<Pair> tokens = left.over_tokens(), values = right.over_tokens();
     const int64_t blocks = padded(left.size) / kPanel, panels = padded(right.size) / kPanel, depth = tiles_of(count);
     constexpr int64_t kMost = kRows<Tile> / kTileDepth;
-    const int64_t pairs = (panels + 1) / 2, parts = (blocks + 1) / 2 * pairs;
+    Prefetches soon = over((blocks + 1) / 2 * columns_at_once(panels), next);
     for (int64_t d = 0; d < blocks; d += 2) {
         const bool tall = d + 1 < blocks;
         alignas(64) Pair channels[2 * kMost * kTilePairs];
@@ -292,7 +298,7 @@ void add_outer(Panels sum, const Operand<Tile> &left, const Operand<Tile> &right
         for (int64_t p = 0; p < panels; p += 2) {
             const TileSums to{sum.panel(p) + d * kBlock, kBlock, sum.stride};
             const RightTiles those{values.panel(p), values.stride};
-            prefetch_all(soon, d / 2 * pairs + p / 2, parts);
+            soon.some();
             if (p + 1 < panels)
                 tall ? multiply_tiles<2, 2, true>(these, those, depth, to)
                      : multiply_tiles<1, 2, true>(these, those, depth, to);

@@ -94,16 +94,6 @@ static inline void unpack(Panels from, int64_t first, int64_t count, int64_t siz
     });
 }
 
-// Prefetches share `part` of `parts` of the chunk's rows. Heads interleave in memory, so that a head's rows are
-// kilobytes apart and no hardware prefetcher follows them. Not into L1, where such rows would collide in a few sets.
-constexpr int64_t kAhead = 2 * kPanel;  // tokens; the nearest chunk would come too late
-
-FULMEN_INLINE void prefetch(Rows rows, int64_t first, int64_t count, int64_t size, int64_t part, int64_t parts) {
-    const int64_t bytes = rows.present() ? size * rows.element_bytes() : 0;
-    for (int64_t r = part; r < count; r += parts)
-        for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(rows.row(first + r) + b, 0, 2);
-}
-
 // One value of each of 16 tokens, 0 after the last.
 static inline void gather(Rows rows, int64_t first, int64_t count, float *to) {
     with_type(rows.dtype, [&](auto type) {

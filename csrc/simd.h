@@ -265,7 +265,7 @@ FULMEN_INLINE Vec multiply_add(const Pair &a, BitVec b, Vec sum) {
     return multiply_add(broadcast(a), b, sum);
 #endif
 }
-FULMEN_INLINE Vec term(const Pair &a, BitVec b) { return multiply_add(a, b, Vec{}); }
+template <class Factor> FULMEN_INLINE Vec term(const Factor &a, BitVec b) { return multiply_add(a, b, Vec{}); }
 
 // The lanes of both in order, rounded: pairs of neighbours.
 template <int... L> FULMEN_INLINE BitVec in_pairs(Vec first, Vec second, std::integer_sequence<int, L...>) {

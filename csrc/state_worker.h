@@ -49,10 +49,12 @@ public:
         load_keys_and_values(t, smaller<int64_t>(kChunk, last - t));
         weigh_keys();
         if constexpr (kInFloats) value.weigh_earlier(v.in_floats());
-        for (int64_t p = 0; p < value.blocks(); ++p) {
-            prefetch_keys_and_values(t + kAhead, p);
-            advance_panel(p, decayed(key, value, p), k, v.over_tokens().panel(p));
-        }
+        soon = {};
+        expect_keys_and_values(t + kAhead);
+        soon.spread(advancing_steps());
+        for_each_panels(value.blocks(), [&](int64_t p, auto some) {
+            advance_panels(p, decayed(key, value, p), k, panels_at<some.kCount>(v.over_tokens(), p));
+        });
     }
 
     bool grows() const { return key.grows() || value.grows(); }
@@ -99,18 +101,22 @@ protected:
         k.round();
     }
 
-    // S = start(S) + keys^T values, for panel p of S and one of the values.
-    template <class Start>
-    FULMEN_MEMBER void advance_panel(int64_t p, const Start &start, const Operand<Element> &keys,
-                                     const Element *values) {
-        multiply(state.panel(p), key.blocks(), start, FirstBlock<TransposedOf<Element>>{keys.weighed(), values});
-        clear_padding(state, key.size(), value.size(), p);
-        if (key.size() % kPanel != 0 || (p + 1) * kPanel > value.size()) round_again(p, start);
+    // S = start(S) + keys^T values, for some panels of S from p on, and as many of the values.
+    template <class Start, int Count>
+    FULMEN_MEMBER void advance_panels(int64_t p, const Start &start, const Operand<Element> &keys,
+                                      PanelOf<Element, Count> values) {
+        multiply<Count>(state, p, key.blocks(), start,
+                        FirstBlock<TransposedOf<Element>, Count>{keys.weighed(), values, {&soon}});
+        for (int i = 0; i < Count; ++i) {
+            clear_padding(state, key.size(), value.size(), p + i);
+            if (key.size() % kPanel != 0 || (p + i + 1) * kPanel > value.size()) round_again(p, i, start);
+        }
     }
     // What the product rounded still has the padding that was cleared.
-    FULMEN_MEMBER void round_again(int64_t, const Scale &) const {}
-    template <class Rounded> FULMEN_MEMBER void round_again(int64_t p, const ScaleAndRound<Rounded> &start) const {
-        round_state_panel(p, start.rounded);
+    FULMEN_MEMBER void round_again(int64_t, int, const Scale &) const {}
+    template <class Rounded>
+    FULMEN_MEMBER void round_again(int64_t p, int i, const ScaleAndRound<Rounded> &start) const {
+        round_state_panel(p + i, start.rounded.one(i));
     }
     template <class Rounded> FULMEN_MEMBER void round_state_panel(int64_t p, const Rounded &rounded) const {
         round_panel(state.panel(p), key.blocks() * kPanel, rounded);
@@ -123,8 +129,23 @@ protected:
         for (int64_t p = 0; p < key.blocks(); ++p) transpose_block(scratch + p * kBlock, result.panel(p));
     }
 
-    // Panel p's share of the rows of the chunk at token t, which may be those of several heads. Always inline: GCC
-    // drops calls that only prefetch.
+    // What the chunk at token t needs is prefetched while the state is advanced, which calls so many times for some of
+    // it.
+    void expect(Rows rows, int64_t t, int64_t size) {
+        if (t >= 0) soon.add(rows, size, t, smaller<int64_t>(kChunk, in.tokens - t));
+    }
+    void expect_values(int64_t t) {
+        expect(in.v, t, value.size());
+        if (key.by_channel()) expect(in.log_decay, t, key.size());
+        if (value.by_channel()) expect(in.log_decay_v, t, value.size());
+    }
+    void expect_keys_and_values(int64_t t) {
+        expect(in.k, t, key.size());
+        expect_values(t);
+    }
+    int64_t advancing_steps() const { return (value.blocks() + kPanelsAtOnce - 1) / kPanelsAtOnce * key.blocks(); }
+
+    // The same where panels are not multiplied several at once: panel p's share.
     FULMEN_MEMBER void prefetch_share(Rows rows, int64_t t, int64_t size, int64_t p, int64_t heads = 1) const {
         if (t >= 0) prefetch(rows, t, smaller<int64_t>(kChunk, in.tokens - t), size, p, heads * value.blocks());
     }
@@ -139,6 +160,7 @@ protected:
     }
 
     Head in = {};
+    Prefetches soon;
     Operand<Element> k, v;
 };
 
@@ -152,7 +174,7 @@ public:
 
     void round_state() {
         if constexpr (!kInFloats)
-            for (int64_t p = 0; p < value.blocks(); ++p) this->round_state_panel(p, PairsOfRows{factor.panel(p)});
+            for (int64_t p = 0; p < value.blocks(); ++p) this->round_state_panel(p, PairsOfRows<>{factor.panel(p), 0});
     }
 
 protected:
@@ -161,12 +183,14 @@ protected:
     ReadingWorker(Arena &arena, const fulmen_problem &p, int64_t columns, Operand<Element> keys, Use values)
         : Base(arena, p, columns, keys, values), factor(factor_of_state(arena)) {}
 
-    // S = decayed S + keys^T values, for panel p of S and one of the values.
-    FULMEN_MEMBER void advance_panel(int64_t p, const Operand<Element> &keys, const Element *values) {
+    // S = decayed S + keys^T values, for some panels of S from p on, and as many of the values.
+    template <int Count>
+    FULMEN_MEMBER void advance_panels(int64_t p, const Operand<Element> &keys, PanelOf<Element, Count> values) {
         if constexpr (kInFloats)
-            Base::advance_panel(p, decayed(key, value, p), keys, values);
+            Base::advance_panels(p, decayed(key, value, p), keys, values);
         else
-            Base::advance_panel(p, ScaleAndRound<PairsOfRows>{key.totals(), {factor.panel(p)}}, keys, values);
+            Base::advance_panels(p, ScaleAndRound<PairsOfRows<Count>>{key.totals(), {factor.panel(p), factor.stride}},
+                                 keys, values);
     }
 
     const PanelsOf<Element> factor;  // the state, in pairs rounded

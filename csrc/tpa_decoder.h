@@ -88,7 +88,8 @@ public:
         const TokenFactors of_next(call, next.batch, first);
         for (int64_t t = now.first; t < now.last; t += kTokens) {
             const int64_t count = smaller(kTokens, now.last - t);
-            const int64_t steps = blocks(count) * blocks(call.value_size) * blocks(heads);
+            const int64_t panels = (blocks(call.value_size) + kPanelsAtOnce - 1) / kPanelsAtOnce;
+            const int64_t steps = blocks(count) * panels * blocks(heads);
             const bool ends = t + count == now.last;
             upcoming = ends ? of_next : sample;
             fetched = ends ? next.first : t + count;
@@ -140,7 +141,7 @@ private:
     }
 
     // Prefetches the factors of a few of the next tokens, whose ranks stand side by side.
-    struct Prefetching {
+    struct PrefetchingTokens {
         Decoder *decoder;
         FULMEN_MEMBER void operator()() const { decoder->prefetch_some(); }
     };
@@ -193,9 +194,11 @@ private:
     // of_heads, of up to 16 rows of bk.
     void multiply_keys(Rows rows, int64_t count) const {
         auto by_query = [&](auto left) {
-            for (int64_t p = 0; p < blocks(direct ? heads : call.query_rank); ++p)
-                multiply_apart(of_query.panel(p), 0, Zero(),
-                               Product<decltype(left)>{left, q.panel(p), blocks(call.key_size)});
+            for_each_panels(blocks(direct ? heads : call.query_rank), [&](int64_t p, auto some) {
+                multiply_apart<some.kCount>(
+                    of_query, p, 0, Zero(),
+                    Times<some.kCount, decltype(left)>{left, panels_at<some.kCount>(q, p), blocks(call.key_size)});
+            });
         };
         if (count == kPanel && in_place<Element>(rows, call.key_size)) {
             by_query(InPlaceOf<Element>{(const Element *)rows.data, rows.stride / kNumbers<Element>});
@@ -203,8 +206,12 @@ private:
             keys.load(rows, count);
             by_query(AsStoredOf<Element>(keys.over_channels()));
         }
-        for (int64_t p = 0; p < blocks(heads) && !direct; ++p)
-            multiply(of_heads.panel(p), 1, Zero(), Product<AsStored>{of_query, aq.panel(p), blocks(call.query_rank)});
+        if (direct) return;
+        for_each_panels(blocks(heads), [&](int64_t p, auto some) {
+            multiply<some.kCount>(
+                of_heads, p, 1, Zero(),
+                Times<some.kCount, AsStored>{of_query, panels_at<some.kCount>(aq, p), blocks(call.query_rank)});
+        });
     }
 
     // Scores become weights e^(score - maximum).
@@ -242,26 +249,29 @@ private:
         const Rows rows = sample.bv.from(token, rank * call.bv.stride_head);
         if constexpr (kNumbers<Element> == 1)
             if (count % kPanel == 0 && in_place<Element>(rows, call.value_size)) {
-                for (int64_t e = 0; e < call.value_size; e += kPanel)
-                    add(rank, e, Columns{(const float *)rows.data + e, rows.stride}, depth, result);
+                for_each_panels(blocks(call.value_size), [&](int64_t p, auto some) {
+                    add<some.kCount>(rank, p, Columns{(const float *)rows.data + p * kPanel, rows.stride}, depth,
+                                     result);
+                });
                 return;
             }
         for (int64_t e = 0; e < call.value_size; e += kColumns) {
             Arena arena(values);
             const Operand<Element> packed(arena, kTokens, smaller(kColumns, call.value_size - e), Use{false, true});
             packed.load(rows.from(0, e), count);
-            for (int64_t p = 0; p < blocks(packed.size); ++p)
-                add(rank, e + p * kPanel, PanelOf<Element>(packed.over_tokens().panel(p)), depth, result);
+            for_each_panels(blocks(packed.size), [&](int64_t p, auto some) {
+                add<some.kCount>(rank, e / kPanel + p, panels_at<some.kCount>(packed.over_tokens(), p), depth, result);
+            });
         }
     }
 
-    // Adds 16 columns of them, and meanwhile prefetches the tokens that come next.
-    template <class Right> void add(int64_t rank, int64_t column, Right right, int64_t depth, Partial &result) {
-        const Product<TransposedOf<Element>, Right, Prefetching> product{weights, right, depth, {this}};
-        float *panel = result.output.panel(column / kPanel);
+    // Adds some panels of them, and meanwhile prefetches the tokens that come next.
+    template <int Count, class Right>
+    void add(int64_t rank, int64_t panel, Right right, int64_t depth, Partial &result) {
+        const Product<TransposedOf<Element>, Right, PrefetchingTokens> product{weights, right, depth, {this}};
         for (int64_t block = 0; block < blocks(heads); ++block)
-            rank == 0 ? multiply_apart(panel, block, Scale{result.weight, nullptr}, product)
-                      : multiply_apart(panel, block, Add(), product);
+            rank == 0 ? multiply_apart<Count>(result.output, panel, block, Scale{result.weight, nullptr}, product)
+                      : multiply_apart<Count>(result.output, panel, block, Add(), product);
     }
 };
 

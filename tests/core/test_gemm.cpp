@@ -110,6 +110,14 @@ void check_equal(const char *what, const Factors &f, const Plain &expected, Pane
                   (int)f.depth, (int)f.columns, (int)r, (int)c, *got.at(r, c), expected(r, c));
 }
 
+// f(for_each): panels several at once, where the build has that, and one by one.
+template <class F> void in_both_ways(int64_t panels, F f) {
+    f([&](auto g) { for_each_panels(panels, g); });
+    f([&](auto g) {
+        for (int64_t p = 0; p < panels; ++p) g(p, PanelsAtOnce<1>());
+    });
+}
+
 // Every product that gemm.cpp has, and rows in the caller's memory, for one size.
 void check_floats(const Factors &f, const Plain &before, const Plain &row_weights, const Plain &column_weights) {
     const Packed<float> left = f.left_panels(), transposed = f.transposed_left_panels(), right = f.right_panels();
@@ -121,39 +129,53 @@ void check_floats(const Factors &f, const Plain &before, const Plain &row_weight
         for (int i = 0; i < times; ++i) multiply_plainly(f.left, f.right, f.rows, f.columns, f.depth, sum);
         return sum;
     };
-    // multiply(panel, its number) for every panel of a result.
+    // multiply(result, panel, how many from there on) for all panels, several at once and one by one.
     auto check = [&](const char *what, const Plain &expected, auto multiply) {
-        Packed<float> got(f.rows, f.columns,
-                          [&](int64_t r, int64_t c) { return element_of(before, f.rows, f.columns, r, c); });
-        for (int64_t p = 0; p < f.panels(); ++p) multiply(got.panels.panel(p), p);
-        check_equal(what, f, expected, got.panels);
+        in_both_ways(f.panels(), [&](auto for_each) {
+            Packed<float> got(f.rows, f.columns,
+                              [&](int64_t r, int64_t c) { return element_of(before, f.rows, f.columns, r, c); });
+            for_each([&](int64_t p, auto some) { multiply(got.panels, p, some); });
+            check_equal(what, f, expected, got.panels);
+        });
     };
-    auto as_stored = [&](int64_t p) { return Product<AsStored>{left.panels, right.panels.panel(p), f.depth_blocks()}; };
-    auto turned = [&](int64_t p) {
-        return Product<Transposed>{transposed.panels, right.panels.panel(p), f.depth_blocks()};
+    auto as_stored = [&](int64_t p, auto some) {
+        return Times<some.kCount, AsStored>{left.panels, panels_at<some.kCount>(right.panels, p), f.depth_blocks()};
+    };
+    auto turned = [&](int64_t p, auto some) {
+        return Times<some.kCount, Transposed>{transposed.panels, panels_at<some.kCount>(right.panels, p),
+                                              f.depth_blocks()};
     };
 
+    const int64_t blocks = f.row_blocks();
+    Prefetches nothing;
+    const Prefetching prefetching{&nothing};
+
     const Plain once = expected(1, [](int64_t, int64_t) { return 0.0f; });
-    check("as stored", once, [&](float *c, int64_t p) { multiply(c, f.row_blocks(), Zero(), as_stored(p)); });
+    check("as stored", once,
+          [&](Panels c, int64_t p, auto some) { multiply<some.kCount>(c, p, blocks, Zero(), as_stored(p, some)); });
     const int64_t stride = padded(f.depth) + 3, right_stride = padded(f.columns) + 5;
     const std::vector<float> left_rows = f.left_rows(stride), right_rows = f.right_rows(right_stride);
-    check("in the caller's memory", once, [&](float *c, int64_t p) {
-        for (int64_t block = 0; block < f.row_blocks(); ++block)
-            multiply_apart(
-                c, block, Zero(),
+    check("in the caller's memory", once, [&](Panels c, int64_t p, auto some) {
+        for (int64_t block = 0; block < blocks; ++block)
+            multiply_apart<some.kCount>(
+                c, p, block, Zero(),
                 Product<InPlaceOf<float>, Columns>{
                     {left_rows.data(), stride}, {right_rows.data() + p * kPanel, right_stride}, f.depth_blocks()});
     });
 
     const Plain twice = expected(2, [](int64_t, int64_t) { return 0.0f; });
-    check("twice as stored", twice,
-          [&](float *c, int64_t p) { multiply(c, f.row_blocks(), Zero(), as_stored(p), as_stored(p)); });
-    check("as stored and transposed", twice,
-          [&](float *c, int64_t p) { multiply(c, f.row_blocks(), Zero(), as_stored(p), turned(p)); });
+    check("twice as stored", twice, [&](Panels c, int64_t p, auto some) {
+        multiply<some.kCount>(c, p, blocks, Zero(), as_stored(p, some), as_stored(p, some));
+    });
+    check("as stored and transposed", twice, [&](Panels c, int64_t p, auto some) {
+        multiply<some.kCount>(c, p, blocks, Zero(), as_stored(p, some), turned(p, some));
+    });
 
     const Plain added = expected(1, [&](int64_t r, int64_t c) { return before(r, c); });
-    check("added as stored", added, [&](float *c, int64_t p) { multiply(c, f.row_blocks(), Add(), as_stored(p)); });
-    check("added transposed", added, [&](float *c, int64_t p) { multiply(c, f.row_blocks(), Add(), turned(p)); });
+    check("added as stored", added,
+          [&](Panels c, int64_t p, auto some) { multiply<some.kCount>(c, p, blocks, Add(), as_stored(p, some)); });
+    check("added transposed", added,
+          [&](Panels c, int64_t p, auto some) { multiply<some.kCount>(c, p, blocks, Add(), turned(p, some)); });
 
     const Plain weighed = [&] {
         Plain sum = once;
@@ -162,8 +184,9 @@ void check_floats(const Factors &f, const Plain &before, const Plain &row_weight
         multiply_plainly(f.left, f.right, f.rows, f.columns, f.depth, sum);
         return sum;
     }();
-    check("as stored, weighed, and transposed", weighed, [&](float *c, int64_t p) {
-        multiply(c, f.row_blocks(), Zero(), as_stored(p), RowWeights{row_weights.x.data()}, turned(p));
+    check("as stored, weighed, and transposed", weighed, [&](Panels c, int64_t p, auto some) {
+        multiply<some.kCount>(c, p, blocks, Zero(), as_stored(p, some), RowWeights{row_weights.x.data()},
+                              turned(p, some));
     });
 
     // Added last, in one rounding.
@@ -178,10 +201,12 @@ void check_floats(const Factors &f, const Plain &before, const Plain &row_weight
         return Scale{row_weights.x.data(), weigh_columns ? column_weights.x.data() + p * kPanel : nullptr};
     };
     check("added to what is weighed", scaled,
-          [&](float *c, int64_t p) { multiply(c, f.row_blocks(), scale(p), turned(p)); });
+          [&](Panels c, int64_t p, auto some) { multiply<some.kCount>(c, p, blocks, scale(p), turned(p, some)); });
     if (f.depth_blocks() == 1)
-        check("a block added to what is weighed", scaled, [&](float *c, int64_t p) {
-            multiply(c, f.row_blocks(), scale(p), FirstBlock<Transposed>{transposed.panels, right.panels.panel(p)});
+        check("a block added to what is weighed", scaled, [&](Panels c, int64_t p, auto some) {
+            multiply<some.kCount>(c, p, blocks, scale(p),
+                                  FirstBlock<Transposed, some.kCount>{
+                                      transposed.panels, panels_at<some.kCount>(right.panels, p), prefetching});
         });
 }
 
@@ -208,19 +233,28 @@ Pair pair(float first, float second) {
 
     Plain product(f.rows, f.columns);
     multiply_plainly(f.left, f.right, f.rows, f.columns, f.depth, product);
-    // sum(what was there, the product, row) for each element.
-    auto check = [&](const char *what, auto sum, auto multiply) {
+    Prefetches nothing;
+    const Prefetching prefetching{&nothing};
+    // sum(what was there, the product, row) for each element. `also` checks what else a result went to.
+    auto check = [&](const char *what, auto sum, auto multiply, auto also) {
         Plain expected(f.rows, f.columns);
         for (int64_t r = 0; r < f.rows; ++r)
             for (int64_t c = 0; c < f.columns; ++c)
                 expected(r, c) = sum(before(r, c), product(r, c), row_weights(0, r));
-        Packed<float> got(f.rows, f.columns,
-                          [&](int64_t r, int64_t c) { return element_of(before, f.rows, f.columns, r, c); });
-        for (int64_t p = 0; p < f.panels(); ++p) multiply(got.panels.panel(p), p);
-        check_equal(what, f, expected, got.panels);
+        in_both_ways(f.panels(), [&](auto for_each) {
+            Packed<float> got(f.rows, f.columns,
+                              [&](int64_t r, int64_t c) { return element_of(before, f.rows, f.columns, r, c); });
+            for_each([&](int64_t p, auto some) { multiply(got.panels, p, some); });
+            check_equal(what, f, expected, got.panels);
+            also();
+        });
     };
-    auto of = [&](auto factor, int64_t p) {
-        return Product<decltype(factor)>{factor, right.panels.panel(p), f.depth_blocks()};
+    auto nothing_else = [] {};
+    auto of = [&](auto factor, int64_t p, auto some) {
+        return Times<some.kCount, decltype(factor)>{factor, panels_at<some.kCount>(right.panels, p), f.depth_blocks()};
+    };
+    auto block_of = [&](auto factor, int64_t p, auto some) {
+        return FirstBlock<decltype(factor), some.kCount>{factor, panels_at<some.kCount>(right.panels, p), prefetching};
     };
     const AsStoredOf<Pair> as_stored(left.panels);
     const TransposedOf<Pair> turned(transposed.panels);
@@ -232,22 +266,48 @@ Pair pair(float first, float second) {
     auto added = [](float b, float x, float) { return b + x; };
     auto weighed = [](float, float x, float w) { return w * x + x; };
     auto scaled = [](float b, float x, float w) { return w * b + x; };
-    check("pairs as stored", once, [&](float *c, int64_t p) { multiply(c, blocks, Zero(), of(as_stored, p)); });
-    check("pairs in the caller's memory", once, [&](float *c, int64_t p) {
-        for (int64_t block = 0; block < blocks; ++block) multiply_apart(c, block, Zero(), of(in_place, p));
-    });
-    check("pairs, weighed, and as stored", weighed,
-          [&](float *c, int64_t p) { multiply(c, blocks, Zero(), of(as_stored, p), weights, of(as_stored, p)); });
-    check("pairs, weighed, and transposed", weighed,
-          [&](float *c, int64_t p) { multiply(c, blocks, Zero(), of(as_stored, p), weights, of(turned, p)); });
-    check("pairs added as stored", added, [&](float *c, int64_t p) { multiply(c, blocks, Add(), of(as_stored, p)); });
-    check("pairs added transposed", added, [&](float *c, int64_t p) { multiply(c, blocks, Add(), of(turned, p)); });
-    check("pairs added to what is weighed", scaled,
-          [&](float *c, int64_t p) { multiply(c, blocks, scale, of(turned, p)); });
+    check(
+        "pairs as stored", once,
+        [&](Panels c, int64_t p, auto some) { multiply<some.kCount>(c, p, blocks, Zero(), of(as_stored, p, some)); },
+        nothing_else);
+    check(
+        "pairs in the caller's memory", once,
+        [&](Panels c, int64_t p, auto some) {
+            for (int64_t block = 0; block < blocks; ++block)
+                multiply_apart<some.kCount>(c, p, block, Zero(), of(in_place, p, some));
+        },
+        nothing_else);
+    check(
+        "pairs, weighed, and as stored", weighed,
+        [&](Panels c, int64_t p, auto some) {
+            multiply<some.kCount>(c, p, blocks, Zero(), of(as_stored, p, some), weights, of(as_stored, p, some));
+        },
+        nothing_else);
+    check(
+        "pairs, weighed, and transposed", weighed,
+        [&](Panels c, int64_t p, auto some) {
+            multiply<some.kCount>(c, p, blocks, Zero(), of(as_stored, p, some), weights, of(turned, p, some));
+        },
+        nothing_else);
+    check(
+        "pairs added as stored", added,
+        [&](Panels c, int64_t p, auto some) { multiply<some.kCount>(c, p, blocks, Add(), of(as_stored, p, some)); },
+        nothing_else);
+    check(
+        "pairs added transposed", added,
+        [&](Panels c, int64_t p, auto some) { multiply<some.kCount>(c, p, blocks, Add(), of(turned, p, some)); },
+        nothing_else);
+    check(
+        "pairs added to what is weighed", scaled,
+        [&](Panels c, int64_t p, auto some) { multiply<some.kCount>(c, p, blocks, scale, of(turned, p, some)); },
+        nothing_else);
     if (f.depth_blocks() == 1)
-        check("a block of pairs added to what is weighed", scaled, [&](float *c, int64_t p) {
-            multiply(c, blocks, scale, FirstBlock<TransposedOf<Pair>>{turned, right.panels.panel(p)});
-        });
+        check(
+            "a block of pairs added to what is weighed", scaled,
+            [&](Panels c, int64_t p, auto some) {
+                multiply<some.kCount>(c, p, blocks, scale, block_of(turned, p, some));
+            },
+            nothing_else);
 
     Packed<Pair> of_rows(blocks * kPanel / 2, f.columns, [](int64_t, int64_t) { return Pair{0}; });
     Packed<Pair> of_columns(blocks * kPanel, (f.columns + 1) / 2, [](int64_t, int64_t) { return Pair{0}; });
@@ -262,59 +322,84 @@ Pair pair(float first, float second) {
             for (int64_t c = 0; c < f.columns; ++c) check_rounded(what, *of_rows.panels.at(r / 2, c), r % 2, r, c);
         for (Pair &x : of_rows.memory) x = {0};
     };
-    check("pairs added and rounded", scaled, [&](float *c, int64_t p) {
-        multiply(c, blocks, ScaleAndRound<PairsOfRows>{scales, {of_rows.panels.panel(p)}}, of(turned, p));
-    });
-    check_rows("rounded");
-    check("pairs added and rounded both ways", scaled, [&](float *c, int64_t p) {
-        const PairsBothWays rounded(of_rows.panels.panel(p), of_columns.panels.at(0, p * kPanel / 2));
-        multiply(c, blocks, ScaleAndRound<PairsBothWays>{scales, rounded}, of(turned, p));
-    });
-    check_rows("rounded both ways");
-    for (int64_t r = 0; r < f.rows; ++r)
-        for (int64_t c = 0; c < f.columns; ++c)
-            check_rounded("its columns", *of_columns.panels.at(r, c / 2), c % 2, r, c);
+    auto rounded_rows = [&](int64_t p, auto some) {
+        return PairsOfRows<some.kCount>{of_rows.panels.panel(p), of_rows.panels.stride};
+    };
+    check(
+        "pairs added and rounded", scaled,
+        [&](Panels c, int64_t p, auto some) {
+            multiply<some.kCount>(c, p, blocks, ScaleAndRound<PairsOfRows<some.kCount>>{scales, rounded_rows(p, some)},
+                                  of(turned, p, some));
+        },
+        [&] { check_rows("rounded"); });
+    check(
+        "pairs added and rounded both ways", scaled,
+        [&](Panels c, int64_t p, auto some) {
+            const PairsBothWays<some.kCount> rounded(rounded_rows(p, some), of_columns.panels.at(0, p * kPanel / 2));
+            multiply<some.kCount>(c, p, blocks, ScaleAndRound<PairsBothWays<some.kCount>>{scales, rounded},
+                                  of(turned, p, some));
+        },
+        [&] {
+            check_rows("rounded both ways");
+            for (int64_t r = 0; r < f.rows; ++r)
+                for (int64_t c = 0; c < f.columns; ++c)
+                    check_rounded("its columns", *of_columns.panels.at(r, c / 2), c % 2, r, c);
+            for (Pair &x : of_columns.memory) x = {0};
+        });
 
     // Rows in the caller's memory get the results, and what stands between them stays.
     const int64_t apart = f.panels() * kPanel + 3;
-    auto check_to_rows = [&](const char *what, auto result, auto multiply) {
-        std::vector<uint16_t> got((size_t)(blocks * kPanel * apart), 7);
-        for (int64_t p = 0; p < f.panels(); ++p) multiply(ToRows{got.data() + p * kPanel, apart}, p);
-        for (int64_t r = 0; r < f.rows; ++r)
-            for (int64_t c = 0; c < apart; ++c) {
-                if (c >= f.columns && c < f.panels() * kPanel) continue;  // padding
-                const uint16_t expected = c < f.columns ? round_to_bfloat16(broadcast(result(r, c)))[0] : (uint16_t)7;
-                CHECK(got[(size_t)(r * apart + c)] == expected, "%s, %d x %d x %d: at %d, %d", what, (int)f.rows,
-                      (int)f.depth, (int)f.columns, (int)r, (int)c);
-            }
+    auto check_to_rows = [&](const char *what, auto result, auto multiply, auto also) {
+        in_both_ways(f.panels(), [&](auto for_each) {
+            std::vector<uint16_t> got((size_t)(blocks * kPanel * apart), 7);
+            for_each([&](int64_t p, auto some) { multiply(ToRows{got.data() + p * kPanel, apart}, p, some); });
+            for (int64_t r = 0; r < f.rows; ++r)
+                for (int64_t c = 0; c < apart; ++c) {
+                    if (c >= f.columns && c < f.panels() * kPanel) continue;  // padding
+                    const bool given = c < f.columns;
+                    const uint16_t expected = given ? round_to_bfloat16(broadcast(result(r, c)))[0] : (uint16_t)7;
+                    CHECK(got[(size_t)(r * apart + c)] == expected, "%s, %d x %d x %d: at %d, %d", what, (int)f.rows,
+                          (int)f.depth, (int)f.columns, (int)r, (int)c);
+                }
+            also();
+        });
     };
+    const Panels no_panels = {};
     check_to_rows(
         "pairs to rows", [&](int64_t r, int64_t c) { return product(r, c); },
-        [&](ToRows to, int64_t p) { multiply(nullptr, blocks, to, of(as_stored, p)); });
+        [&](ToRows to, int64_t p, auto some) {
+            multiply<some.kCount>(no_panels, p, blocks, to, of(as_stored, p, some));
+        },
+        nothing_else);
     check_to_rows(
         "pairs, weighed, to rows", [&](int64_t r, int64_t c) { return weighed(0, product(r, c), row_weights(0, r)); },
-        [&](ToRows to, int64_t p) { multiply(nullptr, blocks, to, of(as_stored, p), weights, of(turned, p)); });
+        [&](ToRows to, int64_t p, auto some) {
+            multiply<some.kCount>(no_panels, p, blocks, to, of(as_stored, p, some), weights, of(turned, p, some));
+        },
+        nothing_else);
 
     auto gate_of = [](int64_t r, int64_t c) { return (float)((3 * r + c) % 5 - 2); };
-    std::vector<uint16_t> gate((size_t)(blocks * kPanel * apart));
+    std::vector<uint16_t> gate((size_t)(blocks * kPanel * apart)), kept(gate.size());
     for (int64_t r = 0; r < blocks * kPanel; ++r)
         for (int64_t c = 0; c < apart; ++c)
             gate[(size_t)(r * apart + c)] = round_to_bfloat16(broadcast(gate_of(r, c)))[0];
-    for (const bool keeps : {false, true}) {
-        std::vector<uint16_t> kept((size_t)(blocks * kPanel * apart), 7);
+    for (const bool keeps : {false, true})
         check_to_rows(
             "pairs to gated rows", [&](int64_t r, int64_t c) { return gate_of(r, c) * product(r, c); },
-            [&](ToRows to, int64_t p) {
+            [&](ToRows to, int64_t p, auto some) {
                 const ToRows beside{gate.data() + p * kPanel, apart};
                 const ToRows also{keeps ? kept.data() + p * kPanel : nullptr, apart};
-                multiply(nullptr, blocks, ToGatedRows{to, beside, also}, of(as_stored, p));
+                multiply<some.kCount>(no_panels, p, blocks, ToGatedRows{to, beside, also}, of(as_stored, p, some));
+            },
+            [&] {
+                for (int64_t r = 0; r < f.rows; ++r)
+                    for (int64_t c = 0; c < f.columns; ++c) {
+                        const uint16_t expected = keeps ? round_to_bfloat16(broadcast(product(r, c)))[0] : (uint16_t)0;
+                        CHECK(kept[(size_t)(r * apart + c)] == expected, "kept, %d x %d x %d: at %d, %d", (int)f.rows,
+                              (int)f.depth, (int)f.columns, (int)r, (int)c);
+                    }
+                kept.assign(kept.size(), 0);
             });
-        for (int64_t r = 0; r < f.rows; ++r)
-            for (int64_t c = 0; c < f.columns; ++c)
-                CHECK(kept[(size_t)(r * apart + c)] ==
-                          (keeps ? round_to_bfloat16(broadcast(product(r, c)))[0] : (uint16_t)7),
-                      "kept, %d x %d x %d: at %d, %d", (int)f.rows, (int)f.depth, (int)f.columns, (int)r, (int)c);
-    }
 }
 
 // A product writes its blocks of its panel and nothing else, and calls `meanwhile` once for each block of rows and
@@ -341,6 +426,17 @@ void check_bounds() {
              Product<AsStored, Panel, Counting>{left.panels, right.panels.panel(0), 0, {&calls}});
     for (int64_t i = 0; i < row_blocks * kBlock; ++i)
         CHECK(got[(size_t)i] == 0, "no depth: element %d is %g", (int)i, got[(size_t)i]);
+
+    const Packed<float> columns(depth_blocks * kPanel, 3 * kPanel, [](int64_t, int64_t) { return 1.0f; });
+    const Packed<float> result(row_blocks * kPanel, 3 * kPanel, [](int64_t, int64_t) { return -1.0f; });
+    calls = 0;
+    for_each_panels(3, [&](int64_t p, auto some) {
+        multiply<some.kCount>(result.panels, p, row_blocks, Zero(),
+                              Times<some.kCount, AsStored, Counting>{
+                                  left.panels, panels_at<some.kCount>(columns.panels, p), depth_blocks, {&calls}});
+    });
+    constexpr int at_once = (3 + kPanelsAtOnce - 1) / kPanelsAtOnce;
+    CHECK(calls == at_once * row_blocks * depth_blocks, "of three panels, meanwhile was called %d times", calls);
 }
 
 // A tile of any height up to the build's, in the last rows and columns of its block.
@@ -349,7 +445,7 @@ template <int Rows> void check_tile(const Factors &f, const Packed<float> &left,
     Plain expected(kPanel, kPanel);
     multiply_plainly(f.left, f.right, kPanel, kPanel, f.depth, expected);
     Vec tile[Rows][kTileVecs];
-    Zero().begin(tile, nullptr);
+    Zero().begin(tile, Place{nullptr, kLanes});
     accumulate<row, column>(tile, 0, Product<AsStored>{left.panels, right.panels.panel(0), f.depth_blocks()});
     for (int r = 0; r < Rows; ++r)
         for (int c = 0; c < columns; ++c)
