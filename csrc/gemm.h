@@ -175,6 +175,17 @@ struct Add {
     }
     template <class Tile> FULMEN_MEMBER void end(Tile &acc, Place c, int64_t, int) const { store_tile(acc, c); }
 };
+// The same, last: a large c is rounded once, and not with every term of a product.
+struct AddLast {
+    template <class Tile> FULMEN_MEMBER void begin(Tile &acc, Place c) const { Zero{}.begin(acc, c); }
+    template <int Rows, int Vecs> FULMEN_MEMBER void end(Vec (&acc)[Rows][Vecs], Place c, int64_t, int) const {
+#pragma GCC unroll 16
+        for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+            for (int v = 0; v < Vecs; ++v) acc[r][v] += load(c.at(r, v));
+        store_tile(acc, c);
+    }
+};
 // In place of c, rows of bfloat16 in the caller's memory.
 struct ToRows {
     uint16_t *rows;
@@ -204,7 +215,7 @@ struct ToGatedRows {
         result.end(acc, c, row, column);
     }
 };
-// Adds what c was, weighed. Last: a large c is rounded once, and not with every term of a product.
+// Adds what c was, weighed, last too.
 struct Scale {
     const float *row_weights;     // one per row
     const float *column_weights;  // one per column of this panel, or null
@@ -398,13 +409,14 @@ FULMEN_INLINE void multiply(Panels c, int64_t p, int64_t row_blocks, const Start
     KIND(N, Zero, Times<N, AsStored, Prefetching>)                                          \
     KIND(N, Zero, Times<N, AsStored>, Times<N, Upper<AsStored>>)                            \
     KIND(N, Zero, Times<N, AsStored, Prefetching>, RowWeights, Times<N, Lower<Transposed>>) \
-    KIND(N, Add, Times<N, AsStored>)                                                        \
     KIND(N, Add, Times<N, Upper<AsStored>>)                                                 \
-    KIND(N, Add, Times<N, Transposed>)                                                      \
+    KIND(N, AddLast, Times<N, AsStored>)                                                    \
+    KIND(N, AddLast, Times<N, Transposed>)                                                  \
     KIND(N, Add, Times<N, Transposed, Prefetching>)                                         \
     KIND(N, Add, Times<N, Lower<Transposed>>)                                               \
     KIND(N, Scale, FirstBlock<Transposed, N>)
 #define FULMEN_LONE_PRODUCTS(KIND)                                           \
+    KIND(1, Add, Product<AsStored>)                                          \
     KIND(1, Zero, Product<AsStored>, RowWeights, Product<Lower<Transposed>>) \
     KIND(1, Scale, Product<Transposed>, Product<Transposed>)
 #if FULMEN_PAIRS

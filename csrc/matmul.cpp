@@ -1,12 +1,12 @@
 // c = a b^T + bias, of matrices that lie in the caller's memory either way: the products of a layer and of its gradient
-// where torch's own are slow, those of 16 bits on a CPU without instructions for them.
+// where torch's own are slow (nn/linear.py says where).
 //
 // A task is a tile of c, which stays in the L2 cache while the depth is summed over, in slices: there a slice of b for
 // all columns of the tile, in panels, meets one of some rows of a after the other. What is copied into panels is
 // converted to float32, and every number of it is a factor of at least sixteen products.
 //
-// Each element of c is one chain of multiply-adds in the order of depth, so that bits do not depend on the tiles, which
-// are as small as it takes for every thread to have some.
+// Each element of c is the sum of its slices, each a chain of multiply-adds in the order of depth, so that bits do not
+// depend on the tiles, which are as small as it takes for every thread to have some.
 #include "kernels.h"
 #include "operand.h"
 #include "parallel.h"
@@ -122,9 +122,9 @@ private:
         for_each_panels(padded(columns.count) / kPanel, [&](int64_t p, auto some) {
             const auto factor = panels_at<some.kCount>(right, p);
             if (a.depth_is_dense)
-                multiply<some.kCount>(sum, p, blocks, Add{}, Times<some.kCount, AsStored>{left, factor, depth});
+                multiply<some.kCount>(sum, p, blocks, AddLast{}, Times<some.kCount, AsStored>{left, factor, depth});
             else
-                multiply<some.kCount>(sum, p, blocks, Add{}, Times<some.kCount, Transposed>{left, factor, depth});
+                multiply<some.kCount>(sum, p, blocks, AddLast{}, Times<some.kCount, Transposed>{left, factor, depth});
         });
     }
 };

@@ -80,6 +80,12 @@ def test_products_of_linear_layers(monkeypatch, capsys):
     figures = layers.products()
     assert [figure.what.split(", ")[2] for figure in figures] == ["forward", "gradient of x", "gradient of the weight"]
     assert all("GFLOP/s, torch's float32" in figure.note for figure in figures)
-    monkeypatch.setattr(layers, "SLOW", set())
+    monkeypatch.setattr(layers, "SLOW", {torch.float32})
+    assert [figure.what.split(", ")[2] for figure in layers.float_products()] == [
+        "forward", "gradient of x", "gradient of the weight",
+    ]  # fmt: skip
     assert layers.products() == []
     assert "torch has fast ones" in capsys.readouterr().out
+    monkeypatch.setattr(layers, "SLOW", set())
+    assert layers.float_products() == []
+    assert "which are torch's" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Products of linear layers in 16 bits: on the CPU core, against float64; and what stays torch's."""
+"""Products of linear layers on the CPU core, against float64; and what stays torch's."""
 
 import copy
 import platform
@@ -106,6 +106,13 @@ def test_native_products_have_the_same_bits_on_any_number_of_threads():
     assert torch.equal(matmul(a[:40], b[:50], bias[:50]), results[0][:40, :50])
 
 
+def test_native_products_of_many_terms_are_summed_in_slices():
+    """A chain of as many roundings would be off by more than twice as much."""
+    a, b, _ = factors(16, 16384, 16, torch.float32)
+    wanted = a.double() @ b.double().T
+    assert (matmul(a, b, None) - wanted).norm() <= 1e-6 * wanted.norm()
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_native_infinities_stay_in_their_rows(dtype):
     a, b, _ = factors(40, 30, 20, dtype)
@@ -175,6 +182,27 @@ def test_what_stays_with_torch(ours):
             half(random(40, 300))
         with pytest.raises(RuntimeError, match="shapes"):
             half(random(40, 301, dtype=torch.bfloat16))
+
+
+def test_products_of_float32_where_torch_is_slow(monkeypatch):
+    """Of four million terms and more, with gradients and without."""
+    monkeypatch.setattr(fulmen.nn.linear, "SLOW", frozenset({torch.float32}))
+    torch.manual_seed(0)
+    layer, x = Linear(520, 515), random(2, 10, 520).requires_grad_()
+    y, made = calls(layer, x)
+    assert made == ["matmul_call"]
+    rows, grad = x.detach().reshape(20, 520), random(20, 515, seed=1)
+    assert_close(y.detach().reshape(20, 515), rows, layer.weight.detach(), layer.bias.detach())
+    found, made = calls(torch.autograd.grad, y, [x, layer.weight], grad.reshape(2, 10, 515))
+    assert made == ["matmul_call"] * 2
+    assert_close(found[0].reshape(20, 520), grad, layer.weight.detach().T)
+    assert_close(found[1], grad.T, rows.T)
+    few = random(15, 520)
+    found, made = calls(layer, few)
+    assert made == []
+    assert torch.equal(found, torch.nn.functional.linear(few, layer.weight, layer.bias))
+    with torch.no_grad():
+        assert calls(layer, x.detach())[1] == ["matmul_call"]
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -297,10 +325,22 @@ def test_dtypes_that_the_cpu_has_instructions_for_are_torchs(monkeypatch, dtype)
 def test_on_which_cpus_few_rows_are_ours(monkeypatch):
     found = {"architecture": "x86_64", "cpu_name": "AMD EPYC 9654"}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
-    assert fulmen.nn.linear._reads_with_one_thread()
+    assert fulmen.nn.linear._is_amd()
     for other in ({"cpu_name": "Intel Xeon"}, {"cpu_name": None}, {"architecture": "arm64"}):
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda other=other: found | other)
-        assert not fulmen.nn.linear._reads_with_one_thread()
+        assert not fulmen.nn.linear._is_amd()
+
+
+def test_on_which_cpus_products_of_float32_are_ours(monkeypatch):
+    found = {"architecture": "x86_64", "cpu_name": "AMD EPYC 9755", "avx_vnni": True}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
+    for isa, ours in (("avx512_bf16", True), ("avx512", True), ("avx2", False), ("baseline", False)):
+        monkeypatch.setattr(type(core.core), "isa", isa)
+        assert fulmen.nn.linear._is_slow(torch.float32) == ours
+    monkeypatch.setattr(type(core.core), "isa", "avx512")
+    for other in ({"avx_vnni": False}, {"cpu_name": "Intel Xeon"}, {"architecture": "arm64"}):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda other=other: found | other)
+        assert not fulmen.nn.linear._is_slow(torch.float32)
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="of other CPUs torch's products stay")

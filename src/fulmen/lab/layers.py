@@ -24,7 +24,7 @@ from fulmen.nn.mixer import Mixer
 from fulmen.nn.native_matmul import matmul
 
 HIDDEN, LAYERS, LENGTH = 512, 4, 1024
-PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "fulmen::matmul")
 OURS = "fulmen::"
 STEPS = ("causal_conv1d_step", "linear_attention_step", "delta_rule_step")
 MIXERS: dict[str, Callable[[], Mixer]] = {
@@ -199,6 +199,27 @@ def products() -> list[Figure]:
     return figures
 
 
+def float_products() -> list[Figure]:
+    """The same of float32, where torch's are slow."""
+    if torch.float32 not in SLOW:
+        print("left out: products of linear layers in float32, which are torch's on this CPU")
+        return []
+    tokens, inputs, outputs = PRODUCT
+    x, weight, grad = torch.randn(tokens, inputs), torch.randn(outputs, inputs), torch.randn(tokens, outputs)
+    figures = []
+    for what, (a, b) in {
+        "forward": (x, weight),
+        "gradient of x": (grad, weight.T),
+        "gradient of the weight": (grad.T, x.T),
+    }.items():
+        calls: dict[str, Call] = {"ours": partial(matmul, a, b, None), "torch": partial(functional.linear, a, b)}
+        t = {name: time.median for name, time in interleaved(calls, seconds=3.0, repeats=7).items()}
+        ours, theirs = (2e-9 * len(a) * b.numel() / t[name] for name in ("ours", "torch"))
+        title = f"fp32 linear layer, n{tokens} C{inputs} to {outputs}, {what}, rate over torch's"
+        figures.append(Figure(title, ours / theirs, 1.0, 1.5, "x", False, f"{ours:.0f} GFLOP/s, torch {theirs:.0f}"))
+    return figures
+
+
 def _product_rates(a: Tensor, b: Tensor, few: int) -> tuple[float, float, float]:
     """GFLOP/s: ours in bfloat16, torch's in float32, torch's in bfloat16 of a few rows."""
     low_a, low_b = a.bfloat16(), b.bfloat16()
@@ -242,4 +263,4 @@ def few_rows() -> list[Figure]:
     return figures
 
 
-LIMITS = (training, decoding, products, few_rows)
+LIMITS = (training, decoding, products, float_products, few_rows)

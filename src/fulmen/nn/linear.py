@@ -4,6 +4,8 @@ On a CPU without instructions for them torch multiplies bfloat16 and float16 at 
 backward at less than a hundredth of it. There the core converts the factors as it reads them and multiplies in float32,
 to the same result: a sum in float32, rounded once.
 
+On AMD's CPUs torch multiplies float32 with vectors of 256 bits, half of what those with units of 512 bits can do.
+
 The few rows of a decode step are as fast as their weights come from memory, which on AMD's CPUs torch reads with one
 thread in float32, however many there are; and the core with all of them.
 """
@@ -25,7 +27,7 @@ from fulmen.runtime.tensors import autocast
 from fulmen.runtime.torch_private import any_autocast
 
 # Below, the way to a product takes longer than torch loses. One row is as fast as its weights come from memory.
-_FEWEST_ROWS, _FEWEST_TERMS = 2, 2**18
+_FEWEST_ROWS, _FEWEST_TERMS, _FEWEST_TERMS_OF_FLOATS = 2, 2**18, 2**22
 # Instructions with which torch multiplies a dtype about as fast as float32, or faster.
 _INSTRUCTIONS = {
     torch.bfloat16: ("amx_bf16", "avx_ne_convert"),
@@ -56,13 +58,18 @@ _product = replayed(native_matmul.matmul)
 def _is_worthwhile(x: Tensor, weight: Tensor) -> bool:
     rows = prod(x.shape[:-1])
     differentiated = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    if x.dtype in SLOW:  # when differentiated always: torch's gradient of x reads the weights against the grain
-        return rows > 0 if differentiated else rows >= _FEWEST_ROWS and rows * weight.numel() >= _FEWEST_TERMS
-    if x.dtype not in FEW_ROWS or differentiated or not 0 < rows <= native_matmul.MOST_ROWS:
+    if x.dtype in FEW_ROWS and not differentiated and rows <= native_matmul.MOST_ROWS:
+        if torch.compiler.is_compiling():  # which knows better what to do with weights that do not change
+            return False
+        large = rows > 0 and weight.numel() >= _FEWEST_TERMS
+        return large and weight.stride(-1) == 1 and torch.get_num_threads() > 1
+    if x.dtype not in SLOW:
         return False
-    if torch.compiler.is_compiling():  # which knows better what to do with weights that do not change
-        return False
-    return weight.stride(-1) == 1 and weight.numel() >= _FEWEST_TERMS and torch.get_num_threads() > 1
+    if x.dtype == torch.float32:
+        return rows * weight.numel() >= _FEWEST_TERMS_OF_FLOATS
+    if differentiated:  # always: torch's gradient of x reads the weights against the grain
+        return rows > 0
+    return rows >= _FEWEST_ROWS and rows * weight.numel() >= _FEWEST_TERMS
 
 
 def _capabilities() -> Mapping[str, Any]:
@@ -74,19 +81,21 @@ def _capabilities() -> Mapping[str, Any]:
 def _is_slow(dtype: torch.dtype) -> bool:
     """Whether torch multiplies factors of this dtype slower than the core does on this CPU."""
     found = _capabilities()
+    if dtype == torch.float32:  # AVX-VNNI came with the first of AMD's CPUs whose units have 512 bits, Zen 5
+        return _is_amd() and bool(found.get("avx_vnni")) and core.require().isa.startswith("avx512")
     if not found or any(found.get(instruction) for instruction in _INSTRUCTIONS[dtype]):
         return False
     # A build that multiplies pairs of bfloat16 is chosen where the CPU does so faster than it multiplies floats.
     return dtype != torch.bfloat16 or not core.require().multiplies_pairs
 
 
-def _reads_with_one_thread() -> bool:
-    """Whether torch does so with weights that few rows of float32 are multiplied by: MKL, on AMD's CPUs
-    (https://github.com/pytorch/pytorch/issues/96643)."""
+def _is_amd() -> bool:
+    """Where MKL, whose products of float32 are torch's, does without AVX-512, and reads weights with one thread for few
+    rows (https://github.com/pytorch/pytorch/issues/96643)."""
     return str(_capabilities().get("cpu_name")).startswith("AMD")
 
 
-SLOW = frozenset(dtype for dtype in _INSTRUCTIONS if _is_slow(dtype))
+SLOW = frozenset(dtype for dtype in (*_INSTRUCTIONS, torch.float32) if _is_slow(dtype))
 """Dtypes that torch multiplies slower than the core does."""
-FEW_ROWS = frozenset({torch.float32} if _reads_with_one_thread() else ())
+FEW_ROWS = frozenset({torch.float32} if _is_amd() else ())
 """Dtypes of which it does so with few rows."""

@@ -207,6 +207,7 @@ def test_linear_layers_of_16_bits(slow_products, mamba):
         ((), (), None),
         ((torch.bfloat16,), (), "Linear: products of 16 bits\n"),
         ((), (torch.float32,), "Linear: products of few rows\n"),
+        ((torch.float32,), (), "Linear: products of float32\n"),
         ((torch.bfloat16,), (torch.float32,), "Linear: products of 16 bits, products of few rows\n"),
     ],
 )

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 
 from fulmen.integrations.transformers import rebinding
@@ -108,7 +109,11 @@ def _our_forward(cls: Any) -> tuple[Callable[..., Any] | None, tuple[str, ...], 
     """For modules of a class: a forward of ours or None, what it brings, and what is left alone and why."""
     theirs: Any = cls.forward
     if cls is nn.Linear:
-        of = {"products of 16 bits": SLOW, "products of few rows": FEW_ROWS}
+        of = {
+            "products of 16 bits": SLOW - {torch.float32},
+            "products of float32": SLOW & {torch.float32},
+            "products of few rows": FEW_ROWS,
+        }
         brought = tuple(products for products, dtypes in of.items() if dtypes)
         return (_linear, brought, ()) if brought else (None, (), ())
     if cls.__name__ in HANDING_ON:
