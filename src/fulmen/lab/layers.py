@@ -182,20 +182,13 @@ def products() -> list[Figure]:
     if torch.bfloat16 not in SLOW:
         print("left out: products of linear layers, as torch has fast ones of bfloat16 on this CPU")
         return []
-    tokens, inputs, outputs = PRODUCT
-    x, weight, grad = torch.randn(tokens, inputs), torch.randn(outputs, inputs), torch.randn(tokens, outputs)
-    # a bᵀ, and of how many rows torch's own is measured in bfloat16: of all, those of the gradient take minutes.
-    factors = {
-        "forward": (x, weight, tokens),
-        "gradient of x": (grad, weight.T, 4),
-        "gradient of the weight": (grad.T, x.T, 256),
-    }
+    # Of how many rows torch's own is measured in bfloat16: of all, those of the gradient take minutes.
+    few = {"forward": PRODUCT[0], "gradient of x": 4, "gradient of the weight": 256}
     figures = []
-    for what, (a, b, few) in factors.items():
-        ours, theirs, low = _product_rates(a, b, few)
-        title = f"bf16 linear layer, n{tokens} C{inputs} to {outputs}, {what}, rate over torch's float32"
+    for what, (a, b) in _factors().items():
+        ours, theirs, low = _product_rates(a, b, few[what])
         note = f"{ours:.1f} GFLOP/s, torch's float32 {theirs:.1f}, its bfloat16 {low:.1f}"
-        figures.append(Figure(title, ours / theirs, 0.8, 1.0, "x", False, note))
+        figures.append(_of_product("bf16", what, "rate over torch's float32", ours / theirs, 0.8, 1.0, note))
     return figures
 
 
@@ -204,20 +197,27 @@ def float_products() -> list[Figure]:
     if torch.float32 not in SLOW:
         print("left out: products of linear layers in float32, which are torch's on this CPU")
         return []
-    tokens, inputs, outputs = PRODUCT
-    x, weight, grad = torch.randn(tokens, inputs), torch.randn(outputs, inputs), torch.randn(tokens, outputs)
     figures = []
-    for what, (a, b) in {
-        "forward": (x, weight),
-        "gradient of x": (grad, weight.T),
-        "gradient of the weight": (grad.T, x.T),
-    }.items():
+    for what, (a, b) in _factors().items():
         calls: dict[str, Call] = {"ours": partial(matmul, a, b, None), "torch": partial(functional.linear, a, b)}
         t = {name: time.median for name, time in interleaved(calls, seconds=3.0, repeats=7).items()}
         ours, theirs = (2e-9 * len(a) * b.numel() / t[name] for name in ("ours", "torch"))
-        title = f"fp32 linear layer, n{tokens} C{inputs} to {outputs}, {what}, rate over torch's"
-        figures.append(Figure(title, ours / theirs, 1.0, 1.5, "x", False, f"{ours:.0f} GFLOP/s, torch {theirs:.0f}"))
+        note = f"{ours:.0f} GFLOP/s, torch {theirs:.0f}"
+        figures.append(_of_product("fp32", what, "rate over torch's", ours / theirs, 1.0, 1.5, note))
     return figures
+
+
+def _factors() -> dict[str, tuple[Tensor, Tensor]]:
+    """a and b of the products a bᵀ of a linear layer and of its gradients."""
+    tokens, inputs, outputs = PRODUCT
+    x, weight, grad = torch.randn(tokens, inputs), torch.randn(outputs, inputs), torch.randn(tokens, outputs)
+    return {"forward": (x, weight), "gradient of x": (grad, weight.T), "gradient of the weight": (grad.T, x.T)}
+
+
+def _of_product(dtype: str, what: str, rate: str, measured: float, must: float, aim: float, note: str) -> Figure:
+    tokens, inputs, outputs = PRODUCT
+    title = f"{dtype} linear layer, n{tokens} C{inputs} to {outputs}, {what}, {rate}"
+    return Figure(title, measured, must, aim, "x", False, note)
 
 
 def _product_rates(a: Tensor, b: Tensor, few: int) -> tuple[float, float, float]:
