@@ -176,33 +176,33 @@ def test_the_norm_of_a_bfloat16_result_is_not_forgiven():
     case = Case(length=128, key_size=32, value_size=32, decays="head", dtype=torch.bfloat16)
     problem = Problem("linear_attention", case)
     found = {name: x.to(torch.bfloat16) for name, x in exact(problem).items() if name in ("output", "dq", "dk", "dv")}
-    assert judged(problem, found, "native") == []
+    assert judged(problem, found, Setting("native")) == []
     found["dv"] = off(exact(problem)["dv"], 2**-9).to(torch.bfloat16)
-    assert [x.split(" off")[0] for x in judged(problem, found, "native")] == ["dv: norm"]
+    assert [x.split(" off")[0] for x in judged(problem, found, Setting("native"))] == ["dv: norm"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_small_head_is_held_to_its_own_size(dtype):
     problem = Problem("linear_attention", Case(decays="token", dtype=dtype), scales=(1.0, 2.0**-9))
     found = {name: x.to(dtype) for name, x in exact(problem).items() if name in ("output", "dq")}
-    assert judged(problem, found, "native") == []
+    assert judged(problem, found, Setting("native")) == []
     for name, x in found.items():
         assert x[:, :, 1].abs().max() < 0.01 * x[:, :, 0].abs().max()
         wrong_head = x.clone()
         wrong_head[:, :, 1] = 0
-        assert [y.split(":")[0] for y in judged(problem, found | {name: wrong_head}, "native")][:1] == [name]
+        assert [y.split(":")[0] for y in judged(problem, found | {name: wrong_head}, Setting("native"))][:1] == [name]
 
 
 def test_cancelling_terms_of_one_head_do_not_excuse_another():
     """The gradient of a decay per head is a difference of sums, and held to theirs: each to its own."""
     problem = Problem("linear_attention", Case(decays="head", values="zero"), scales=(1024.0, 1.0))
     found = {name: x.float() for name, x in exact(problem).items()}
-    assert judged(problem, found, "native") == []
+    assert judged(problem, found, Setting("native")) == []
     sums = summands(problem, 2)
     assert sums[0] > 100 * sums[1]
     large = found["dlog_decay"].abs().max()
     found["dlog_decay"] = found["dlog_decay"] + torch.tensor([0.0, 1e-4 * large + 1e-6 * sums[1]])
-    assert judged(problem, found, "native")
+    assert judged(problem, found, Setting("native"))
 
 
 def test_two_bfloat16_terms_excuse_terms_that_cancel():
@@ -213,15 +213,15 @@ def test_two_bfloat16_terms_excuse_terms_that_cancel():
     for sample, backend, excused in ((1, "triton", True), (1, "native", False), (0, "triton", False)):
         found = {"dlog_decay": want.float().clone()}
         found["dlog_decay"][sample] *= 1 + 3e-4
-        assert (judged(problem, found, backend) == []) == excused
+        assert (judged(problem, found, Setting(backend)) == []) == excused
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_two_terms_do_not_excuse_a_decay_gradient_of_usual_terms(dtype):
     problem = Problem("linear_attention", Case(decays="token", dtype=dtype))
     found = {"dlog_decay": exact(problem)["dlog_decay"].float()}
-    assert judged(problem, found, "triton") == []
-    assert judged(problem, {"dlog_decay": found["dlog_decay"] * (1 + 2e-4)}, "triton")
+    assert judged(problem, found, Setting("triton")) == []
+    assert judged(problem, {"dlog_decay": found["dlog_decay"] * (1 + 2e-4)}, Setting("triton"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -242,7 +242,7 @@ def test_a_delta_rule_that_erases_has_the_error_of_what_it_erased():
         want = exact(problem)["state"]
         found = {"state": want.float().clone()}
         found["state"][:, 1] *= 1 + size
-        assert (judged(problem, found, "native") == []) == excused
+        assert (judged(problem, found, Setting("native")) == []) == excused
 
 
 def test_the_gradient_of_one_normalized_channel_has_the_error_of_what_is_taken_away():
@@ -250,7 +250,7 @@ def test_the_gradient_of_one_normalized_channel_has_the_error_of_what_is_taken_a
     for case, excused in ((one._replace(seed=781), True), (one._replace(seed=781, key_size=16), False)):
         problem = Problem("delta_rule", case)
         found = {"dk": exact(problem)["dk"].float() * 1.1}
-        assert (judged(problem, found, "native") == []) == excused
+        assert (judged(problem, found, Setting("native")) == []) == excused
 
 
 @pytest.mark.not_interpreted

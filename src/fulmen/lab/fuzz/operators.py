@@ -32,6 +32,7 @@ class Subject(NamedTuple):
         call: gives the results by name; of a step, the ``state`` that it was handed, too.
         differentiable: whether it has gradients.
         rounds: whether bfloat16 results are held to arithmetic with rounded factors (:mod:`fulmen.lab.yardstick`).
+        keeps: whether that arithmetic rounds what a setting has kept for the backward, too.
     """
 
     folder: str
@@ -39,6 +40,7 @@ class Subject(NamedTuple):
     call: Callable[[Problem, dict[str, Any], Setting], Tensors]
     differentiable: bool = True
     rounds: bool = True
+    keeps: bool = False
 
 
 def _both(problem: Problem, found: Any) -> Tensors:
@@ -152,5 +154,5 @@ SUBJECTS = {
         _decode,
         differentiable=False,
     ),
-    "output_gated_attention": Subject("output_gate", _gate_tensors, _gate),
+    "output_gated_attention": Subject("output_gate", _gate_tensors, _gate, keeps=True),
 }

@@ -104,10 +104,10 @@ def exact(problem: Problem) -> Tensors:
 
 
 @lru_cache(maxsize=4)
-def yardstick(problem: Problem) -> Tensors:
+def yardstick(problem: Problem, schedule: str = "auto") -> Tensors:
     """Results of bfloat16 inputs with rounded factors."""
     with rounded_products():
-        return results(problem, tensors(problem), Setting("torch"))
+        return results(problem, tensors(problem), Setting("torch", schedule=schedule))
 
 
 def wrong(problem: Problem, setting: Setting) -> list[str]:
@@ -134,7 +134,7 @@ def _wrong(problem: Problem, setting: Setting) -> list[str]:
         return [f"{type(error).__name__}: {error}"]
     found = {name: x.clone() if name == "state" else x for name, x in found.items()}
     right = found_right(problem, setting.backend)
-    problems = [] if any(agrees(found, other) for other in right) else judged(problem, found, setting.backend)
+    problems = [] if any(agrees(found, other) for other in right) else judged(problem, found, setting)
     if not problems:
         right.append(found)
     for name, x in tensors(problem).items():
@@ -160,7 +160,8 @@ def bits(x: Tensor) -> Tensor:
     return x.nan_to_num(nan=12345.0) if x.is_floating_point() else x
 
 
-def judged(problem: Problem, found: Tensors, backend: str) -> list[str]:
+def judged(problem: Problem, found: Tensors, setting: Setting) -> list[str]:
+    backend, subject = setting.backend, SUBJECTS[problem.operator]
     # What is beyond the largest number of float16 is infinite there.
     expected = {name: in_range(exact(problem)[name], x.dtype) for name, x in found.items()}
     found = {name: in_range(x, x.dtype) for name, x in found.items()}
@@ -173,7 +174,9 @@ def judged(problem: Problem, found: Tensors, backend: str) -> list[str]:
         found,
         expected,
         backend,
-        yardstick=partial(yardstick, problem) if SUBJECTS[problem.operator].rounds else None,
+        yardstick=partial(yardstick, problem, setting.schedule if subject.keeps else "auto")
+        if subject.rounds
+        else None,
         bounds=bounds_of(problem),
         inputs=problem.case.dtype,
         nearby=others,
